@@ -1,0 +1,108 @@
+"""The command line. Each command's module is imported only when that command runs."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+import click
+
+from kvprobe import __version__
+from kvprobe.errors import KvprobeError, UsageError
+from kvprobe.finding import ExitCode
+
+COMMANDS = {
+    "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
+    "topo": "Which GPUs can reach each other, and how (NVML, or saved nvidia-smi text).",
+    "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
+    "schema": "The JSON Schema of the report.",
+}
+"""Command -> one line of help. The module is ``kvprobe.cli.<command>``, its function ``command``."""
+
+EXIT_CODES = """\b
+Exit codes (every format but nagios):
+  0    GO, warnings included (unless --fail-on warn)
+  1    NO-GO
+  2    usage or configuration error
+  3    UNKNOWN: not measured, timeout, crash
+  130  interrupted"""
+
+
+class LazyGroup(click.Group):
+    """Knows every command's name and help line; imports a command's module when it is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"kvprobe.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"auto_envvar_prefix": "KVPROBE", "help_option_names": ["-h", "--help"]},
+    epilog=EXIT_CODES,
+)
+@click.version_option(__version__, "-V", "--version", prog_name="kvprobe")
+def cli() -> None:
+    """Will prefill/decode disaggregation of vLLM pay here? Measured, before the rollout.
+
+    \b
+    kvprobe preflight --model Qwen/Qwen2.5-7B-Instruct        measure and judge this node
+    kvprobe kvsize --model meta-llama/Llama-3.1-70B --tp 4    how many bytes move
+    kubectl logs deploy/decode | kvprobe logs -               what the engine itself says
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run kvprobe and return the exit code: 0 GO, 1 NO-GO, 2 usage, 3 UNKNOWN, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    verbose = any(a in ("-v", "--verbose") for a in arguments)
+    try:
+        code = cli.main(args=arguments, prog_name="kvprobe", standalone_mode=False)
+        return code if isinstance(code, int) else ExitCode.GO
+    except click.ClickException as error:
+        error.show()
+        return ExitCode.USAGE
+    except UsageError as error:
+        click.echo(f"kvprobe: {error}", err=True)
+        return ExitCode.USAGE
+    except KvprobeError as error:
+        click.echo(f"kvprobe: {error}", err=True)
+        return ExitCode.UNKNOWN
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("kvprobe: interrupted.", err=True)
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our stdout (head, grep -q) has gone: nobody is left to tell.
+        sys.stdout = None
+        return ExitCode.UNKNOWN
+    except Exception as error:  # noqa: BLE001  a crash is "unknown", never "no-go"
+        if verbose:
+            raise
+        kind = type(error).__name__
+        click.echo(
+            f"kvprobe: internal error, {kind}: {error}. Run again with -v and report the traceback.", err=True
+        )
+        return ExitCode.UNKNOWN
+
+
+def entry_point() -> None:
+    """The ``kvprobe`` program. SIGTERM (systemd, Kubernetes, timeout) ends the run as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(main())
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

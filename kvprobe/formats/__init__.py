@@ -1,0 +1,1 @@
+"""Parsers for what others define: pure functions of text."""

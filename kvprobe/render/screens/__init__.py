@@ -1,0 +1,30 @@
+"""What the table shows of each command's ``result``: one module a command with ``blocks(report, look)``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from kvprobe.render import Look
+from kvprobe.report import Report
+
+
+@dataclass(frozen=True)
+class Block:
+    """A titled part of the screen, drawn above the findings unless ``below``."""
+
+    title: str
+    body: tuple[RenderableType, ...]
+    below: bool = False
+
+
+def blocks(report: Report, look: Look) -> list[Block]:
+    """The blocks of the report's command; none if the command has no screen of its own or nothing to show."""
+    name = f"kvprobe.render.screens.{report.run.command.replace('-', '_')}"
+    if not report.result or importlib.util.find_spec(name) is None:
+        return []
+    found: list[Block] = importlib.import_module(name).blocks(report, look)
+    return found

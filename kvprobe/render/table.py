@@ -1,0 +1,188 @@
+"""``--format table``: for people. Linkerd's layout: category, one line per check, remedy under a problem, verdict last."""
+
+from __future__ import annotations
+
+import io
+from itertools import groupby
+
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.padding import Padding
+from rich.text import Text
+
+from kvprobe.finding import Expected, Finding, Quantity, Status, VerdictStatus
+from kvprobe.render import Look
+from kvprobe.render.screens import Block, blocks
+from kvprobe.report import Report
+from kvprobe.units import format_quantity
+
+CATEGORIES = {
+    "1": "topology", "2": "transfer", "3": "conversation", "4": "logs", "5": "configuration",
+    "6": "budget", "7": "connectors", "8": "fleet", "9": "kvprobe",
+}  # fmt: skip
+_SYMBOL = {Status.PASS: "√", Status.WARN: "‼", Status.FAIL: "×", Status.UNKNOWN: "?", Status.SKIP: "-"}
+_WORD = {
+    Status.PASS: "ok",
+    Status.WARN: "warn",
+    Status.FAIL: "FAIL",
+    Status.UNKNOWN: "unknown",
+    Status.SKIP: "skip",
+}
+_STYLE = {
+    Status.PASS: "green",
+    Status.WARN: "yellow",
+    Status.FAIL: "red",
+    Status.UNKNOWN: "magenta",
+    Status.SKIP: "dim",
+}
+_VERDICT = {VerdictStatus.GO: "GO", VerdictStatus.NO_GO: "NO-GO", VerdictStatus.UNKNOWN: "UNKNOWN"}
+_VERDICT_STYLE = {
+    VerdictStatus.GO: "bold green",
+    VerdictStatus.NO_GO: "bold red",
+    VerdictStatus.UNKNOWN: "bold magenta",
+}
+_COUNTED = {Status.FAIL: "failed", Status.UNKNOWN: "unknown", Status.WARN: "warnings", Status.PASS: "passed", Status.SKIP: "skipped"}  # fmt: skip
+
+
+def render(report: Report, look: Look) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out,
+        width=max(40, look.width),
+        force_terminal=look.color,
+        no_color=not look.color,
+        color_system="standard" if look.color else None,
+        highlight=False,
+        emoji=False,
+        markup=False,
+        soft_wrap=True,
+        legacy_windows=False,
+    )
+    if not look.quiet:
+        _draw(console, report, look)
+    console.print(verdict_line(report, look))
+    text = out.getvalue()
+    if not look.unicode:
+        text = text.translate(_ASCII).encode("ascii", "replace").decode()
+    return text
+
+
+_ASCII = str.maketrans({
+    "√": "+", "‼": "!", "×": "x", "→": ">", "←": "<", "·": "-", "…": "~", "–": "-", "—": "-", "µ": "u",
+    "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "#", "▎": "#", "▏": "#", "─": "-", "│": "|",
+    "━": "=", "╸": "=", "≥": ">", "≤": "<", "≈": "~",
+})  # fmt: skip
+
+
+def _draw(console: Console, report: Report, look: Look) -> None:
+    console.print(Text(_headline(report), style="bold"))
+    if report.run.replayed_from:
+        console.print(
+            Text(f"replayed from {report.run.replayed_from}, recorded {report.run.started_at}", style="dim")
+        )
+    drawn = blocks(report, look)
+    for block in (b for b in drawn if not b.below):
+        _block(console, block)
+    for key, group in groupby(sorted(report.findings, key=lambda f: f.id), key=lambda f: f.id[3:4]):
+        _title(console, CATEGORIES.get(key, "other"))
+        for finding in group:
+            _finding(console, finding, look)
+    for block in (b for b in drawn if b.below):
+        _block(console, block)
+    console.print()
+
+
+def _headline(report: Report) -> str:
+    parts = [f"kvprobe {report.tool.version}", report.run.command]
+    subject = report.subject
+    parts += [str(subject[key]) for key in ("model", "headline") if subject.get(key)]
+    return "  ".join(parts)
+
+
+def _title(console: Console, title: str) -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(Text("-" * len(title), style="dim"))
+
+
+def _block(console: Console, block: Block) -> None:
+    _title(console, block.title)
+    for item in block.body:
+        console.print(item)
+
+
+def _finding(console: Console, finding: Finding, look: Look) -> None:
+    status = finding.status
+    mark = _SYMBOL[status] if look.color and look.unicode else f"{_SYMBOL[status]} {_WORD[status]:<7}"
+    line = Text(mark, style=_STYLE[status])
+    line.append(f" {finding.id}  ", style="dim")
+    line.append(finding.title, style="dim" if status is Status.SKIP else "")
+    console.print(line)
+    if status is Status.PASS and not look.verbose:
+        return
+    for label, text in _details(finding, look):
+        console.print(_indented(label, text))
+
+
+def _details(finding: Finding, look: Look) -> list[tuple[str, str]]:
+    rows: list[tuple[str, str]] = []
+    if finding.where:
+        rows.append(("where", finding.where))
+    if finding.measured:
+        rows.append(("measured", describe_quantity(finding.measured)))
+    if finding.expected:
+        rows.append(("expected", describe_expected(finding.expected)))
+    if finding.status is not Status.SKIP or look.verbose:
+        rows += [("note", note) for note in finding.notes]
+    if finding.remedy:
+        rows.append(("fix", finding.remedy.text))
+        rows += [("", f"$ {command}") for command in finding.remedy.commands]
+    if finding.status in (Status.WARN, Status.FAIL, Status.UNKNOWN):
+        rows.append(("why", f"kvprobe explain {finding.id}"))
+    if look.verbose:
+        rows += [("see", link) for link in finding.links]
+        if finding.evidence:
+            rows.append(("evidence", ", ".join(finding.evidence)))
+    return rows
+
+
+def _indented(label: str, text: str) -> RenderableType:
+    line = Text(f"{label:<9}", style="dim")
+    line.append(text)
+    return Padding(line, (0, 0, 0, 4))
+
+
+def describe_quantity(quantity: Quantity) -> str:
+    """``50.4 ms (median of 10)``."""
+    text = format_quantity(quantity.value, quantity.unit)
+    if quantity.statistic:
+        count = f" of {quantity.samples}" if quantity.samples else ""
+        text += f" ({quantity.statistic}{count})"
+    return f"{text}, {quantity.note}" if quantity.note else text
+
+
+def describe_expected(expected: Expected) -> str:
+    """``at most 200 ms (policy default: ...)``."""
+    parts = []
+    if expected.value is not None:
+        parts.append(format_quantity(expected.value, expected.unit))
+    if expected.min is not None:
+        parts.append(f"at least {format_quantity(expected.min, expected.unit)}")
+    if expected.max is not None:
+        parts.append(f"at most {format_quantity(expected.max, expected.unit)}")
+    return f"{', '.join(parts) or 'see source'} ({expected.source})"
+
+
+def verdict_line(report: Report, look: Look) -> Text:
+    counts = {s: sum(f.status is s for f in report.findings) for s in _COUNTED}
+    told = ", ".join(
+        f"{n} {_COUNTED[s] if n != 1 or s is not Status.WARN else 'warning'}" for s, n in counts.items() if n
+    )
+    line = Text(_VERDICT[report.verdict.status], style=_VERDICT_STYLE[report.verdict.status])
+    if told:
+        line.append(f"  {told}")
+    if report.run.duration_seconds is not None:
+        line.append(f"  ({report.run.duration_seconds:.1f} s)", style="dim")
+    if look.quiet and report.verdict.reasons:
+        line.append(f"  {escape(report.verdict.reasons[0])}")
+    return line

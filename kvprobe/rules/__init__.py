@@ -1,0 +1,20 @@
+"""The registry: every rule kvprobe knows. A new rule is one function and one line in its topic's ``RULES``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from kvprobe.rules.base import Rule
+
+TOPICS = (
+    "kvprobe_itself",
+)  # fmt: skip
+
+
+def all_rules() -> tuple[Rule[Any], ...]:
+    """Every rule of every topic, ordered by id."""
+    found: list[Rule[Any]] = []
+    for topic in TOPICS:
+        found += importlib.import_module(f"kvprobe.rules.{topic}").RULES
+    return tuple(sorted(found, key=lambda r: r.id))

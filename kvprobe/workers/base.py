@@ -1,0 +1,123 @@
+"""The child's half of :mod:`kvprobe.processes`: job in, events and result out, death with the parent."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_ALIVE_SECONDS = 1.0
+
+
+class WorkerFailure(Exception):
+    """A failure that the worker understood: reason and remedy, one sentence each."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Link:
+    """Length-prefixed JSON messages to a sibling process."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+
+    def send(self, message: dict[str, Any]) -> None:
+        data = json.dumps(message).encode()
+        self.sock.sendall(struct.pack("!I", len(data)) + data)
+
+    def receive(self, timeout_seconds: float) -> dict[str, Any]:
+        """The next message. Raises WorkerFailure when the peer is gone or silent."""
+        self.sock.settimeout(timeout_seconds)
+        try:
+            (length,) = struct.unpack("!I", self._exactly(4))
+            message: dict[str, Any] = json.loads(self._exactly(length))
+        except TimeoutError:
+            raise WorkerFailure(f"The peer process did not answer within {timeout_seconds:.0f} s.") from None
+        except ConnectionError:
+            raise WorkerFailure("The peer process closed the connection.") from None
+        return message
+
+    def _exactly(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = self.sock.recv(min(1 << 20, count - len(data)))
+            if not piece:
+                raise ConnectionError
+            data += piece
+        return bytes(data)
+
+
+class Worker:
+    """What a worker function gets: its arguments, its links, and a way to report."""
+
+    def __init__(self, args: dict[str, Any], links: dict[str, Link], event_fd: int) -> None:
+        self.args = args
+        self.links = links
+        self._event_fd = event_fd
+        self._lock = threading.Lock()
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Report one event at once; it survives whatever happens to this process later."""
+        data = json.dumps({"event": event, **fields}).encode() + b"\n"
+        with self._lock:
+            while data:
+                data = data[os.write(self._event_fd, data) :]
+
+
+def main(function: Callable[[Worker], dict[str, Any]]) -> None:
+    """Entry point of a worker module: run ``function`` on the job from stdin, report, exit.
+
+    Heavy imports belong inside ``function``. A thread reports ``alive`` every second, so that the parent
+    can tell a stopped process from one that waits.
+    """
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--event-fd", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--link", action="append", default=[])
+    options = parser.parse_args()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != options.parent:
+        os._exit(1)
+    faulthandler.enable()
+    links = {}
+    for text in options.link:
+        name, fd = text.rsplit("=", 1)
+        links[name] = Link(socket.socket(fileno=int(fd)))
+    worker = Worker(json.load(sys.stdin), links, options.event_fd)
+    threading.Thread(target=_beat, args=(worker,), daemon=True).start()
+    code = 0
+    try:
+        worker.emit("result", result=function(worker))
+    except WorkerFailure as failure:
+        worker.emit("error", reason=failure.reason, remedy=failure.remedy)
+        code = 1
+    except Exception as error:  # noqa: BLE001  the last line of defence of this process: report, then die
+        traceback.print_exc()
+        worker.emit("error", reason=f"{type(error).__name__}: {error}".strip())
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # UCX prints through C stdio; what is still in its buffer would be lost in _exit.
+    ctypes.CDLL(None).fflush(None)
+    # Interpreter teardown of torch and NIXL can hang or crash after all is done.
+    os._exit(code)
+
+
+def _beat(worker: Worker) -> None:
+    while True:
+        worker.emit("alive")
+        threading.Event().wait(_ALIVE_SECONDS)
