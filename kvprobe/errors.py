@@ -12,6 +12,18 @@ Each says in one sentence what happened and where; ``remedy`` is the next step.
 
 from __future__ import annotations
 
+import enum
+
+
+class ExitCode(enum.IntEnum):
+    """The same in every format but Nagios."""
+
+    GO = 0
+    NO_GO = 1
+    USAGE = 2
+    UNKNOWN = 3
+    INTERRUPTED = 130
+
 
 class KvprobeError(Exception):
     """Base of all errors that are shown without a traceback."""

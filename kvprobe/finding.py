@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from kvprobe.errors import ExitCode as ExitCode
+
 
 class Status(enum.Enum):
     """Ordered by how much it matters (``rank``), so that the worst is the roll-up.
@@ -24,16 +26,6 @@ class Status(enum.Enum):
     @property
     def rank(self) -> int:
         return list(Status).index(self)
-
-
-class ExitCode(enum.IntEnum):
-    """The same in every format but Nagios."""
-
-    GO = 0
-    NO_GO = 1
-    USAGE = 2
-    UNKNOWN = 3
-    INTERRUPTED = 130
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,8 +11,7 @@ from types import FrameType
 import click
 
 from kvprobe import __version__
-from kvprobe.errors import KvprobeError, UsageError
-from kvprobe.finding import ExitCode
+from kvprobe.errors import ExitCode, KvprobeError, UsageError
 
 COMMANDS = {
     "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
