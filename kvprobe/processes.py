@@ -88,7 +88,8 @@ class _Child:
             if event["event"] == "result":
                 self.result = event["result"]
             elif event["event"] == "error":
-                self.error, self.error_kind, self.remedy = event["reason"], "raised", event.get("remedy", "")
+                self.error, self.remedy = event["reason"], event.get("remedy", "")
+                self.error_kind = event.get("kind", "raised")
             elif event["event"] != "alive":
                 self.events.append(event)
                 on_event(self.job.name, event)

@@ -7,8 +7,10 @@ an input that was not recorded is a ReplayError.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import getpass
+import glob
 import json
 import os
 import re
@@ -135,8 +137,13 @@ class System:
         deadline_seconds: float,
         silence_seconds: float | None = None,
         on_event: Callable[[str, Event], None] = lambda name, event: None,
+        key: Any = None,
     ) -> list[WorkerOutcome]:
-        """See :func:`kvprobe.processes.run_workers`; identified by the jobs."""
+        """See :func:`kvprobe.processes.run_workers`.
+
+        ``key`` identifies the run in a recording (default: the jobs). Give what is measured, not how the job says
+        it, so that old recordings outlive a change of the job's format.
+        """
 
         def look() -> Any:
             return msgspec.to_builtins(
@@ -148,7 +155,7 @@ class System:
                 )
             )
 
-        found = self.observe("workers", msgspec.to_builtins(list(jobs)), look)
+        found = self.observe("workers", msgspec.to_builtins(list(jobs)) if key is None else key, look)
         outcomes = msgspec.convert(found, list[WorkerOutcome])
         if any(o.error_kind == "interrupted" for o in outcomes):
             self.interrupted = True
@@ -265,7 +272,19 @@ class Redactor:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` as a whole: temporary file in the same directory, fsync, rename. Raises UsageError."""
+    """Replace ``path`` as a whole: temporary file in the same directory, fsync, rename. Raises UsageError.
+
+    A symbolic link stays one. What is not a regular file (/dev/stdout, a pipe) is written to as it is.
+    """
+    try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            with path.open("wb") as stream:
+                stream.write(data)
+            return
+        _sweep(path)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as stream:
@@ -277,3 +296,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
+
+
+def _sweep(path: Path) -> None:
+    """Remove what a write that was killed half-way left beside ``path`` more than an hour ago."""
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with contextlib.suppress(OSError):
+            if time.time() - stale.stat().st_mtime > 3600:
+                stale.unlink()

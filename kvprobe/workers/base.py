@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import faulthandler
 import json
@@ -12,8 +13,9 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +31,10 @@ class WorkerFailure(Exception):
         self.remedy = remedy
 
 
+class PeerGone(WorkerFailure):
+    """The sibling process is silent or gone: a symptom, its own report holds the cause."""
+
+
 class Link:
     """Length-prefixed JSON messages to a sibling process."""
 
@@ -40,15 +46,15 @@ class Link:
         self.sock.sendall(struct.pack("!I", len(data)) + data)
 
     def receive(self, timeout_seconds: float) -> dict[str, Any]:
-        """The next message. Raises WorkerFailure when the peer is gone or silent."""
+        """The next message. Raises PeerGone when the peer is gone or silent."""
         self.sock.settimeout(timeout_seconds)
         try:
             (length,) = struct.unpack("!I", self._exactly(4))
             message: dict[str, Any] = json.loads(self._exactly(length))
         except TimeoutError:
-            raise WorkerFailure(f"The peer process did not answer within {timeout_seconds:.0f} s.") from None
+            raise PeerGone(f"The peer process did not answer within {timeout_seconds:.0f} s.") from None
         except ConnectionError:
-            raise WorkerFailure("The peer process closed the connection.") from None
+            raise PeerGone("The peer process closed the connection.") from None
         return message
 
     def _exactly(self, count: int) -> bytes:
@@ -69,6 +75,7 @@ class Worker:
         self.links = links
         self._event_fd = event_fd
         self._lock = threading.Lock()
+        self._limit: tuple[float, str] | None = None
 
     def emit(self, event: str, **fields: Any) -> None:
         """Report one event at once; it survives whatever happens to this process later."""
@@ -76,6 +83,20 @@ class Worker:
         with self._lock:
             while data:
                 data = data[os.write(self._event_fd, data) :]
+
+    @contextlib.contextmanager
+    def limit(self, seconds: float, what: str) -> Iterator[None]:
+        """End this process with a clear error if the block takes longer: C code cannot be interrupted otherwise."""
+        self._limit = (time.monotonic() + seconds, f"{what} was still running after {seconds:.0f} s.")
+        try:
+            yield
+        finally:
+            self._limit = None
+
+    def check_limit(self) -> None:
+        if self._limit is not None and time.monotonic() > self._limit[0]:
+            self.emit("error", reason=self._limit[1], remedy="")
+            os._exit(1)
 
 
 def main(function: Callable[[Worker], dict[str, Any]]) -> None:
@@ -103,7 +124,8 @@ def main(function: Callable[[Worker], dict[str, Any]]) -> None:
     try:
         worker.emit("result", result=function(worker))
     except WorkerFailure as failure:
-        worker.emit("error", reason=failure.reason, remedy=failure.remedy)
+        kind = "peer" if isinstance(failure, PeerGone) else "raised"
+        worker.emit("error", reason=failure.reason, remedy=failure.remedy, kind=kind)
         code = 1
     except Exception as error:  # noqa: BLE001  the last line of defence of this process: report, then die
         traceback.print_exc()
@@ -120,4 +142,5 @@ def main(function: Callable[[Worker], dict[str, Any]]) -> None:
 def _beat(worker: Worker) -> None:
     while True:
         worker.emit("alive")
+        worker.check_limit()
         threading.Event().wait(_ALIVE_SECONDS)

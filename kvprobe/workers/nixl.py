@@ -1,0 +1,193 @@
+"""NIXL worker: ``prefill`` holds the KV cache, ``decode`` conducts; ``both`` runs the two in one process.
+
+The job's ``steps`` are executed in order. READ is posted by decode, WRITE by prefill, always moving
+prefill's blocks to decode, where the bytes are verified. Every sample is an event the moment it exists.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import socket
+import threading
+import time
+from typing import Any
+
+from kvprobe.workers.base import Link, PeerGone, Worker, WorkerFailure, main
+from kvprobe.workers.memory import make_memory
+from kvprobe.workers.nixl_agent import Side, ucx_version
+
+_PEER_SECONDS = 60.0
+_PROGRESS_SECONDS = 0.002
+
+
+def run(worker: Worker) -> dict[str, Any]:
+    role = worker.args["role"]
+    if role == "both":
+        return _both(worker)
+    link = worker.links["peer"]
+    return _prefill(worker, link) if role == "prefill" else _decode(worker, link)
+
+
+def _both(worker: Worker) -> dict[str, Any]:
+    """Two agents in one process: cuda_ipc refuses that ("same process"), which is what this shows."""
+    ends = socket.socketpair()
+    failures: list[BaseException] = []
+
+    def prefill() -> None:
+        try:
+            _prefill(worker, Link(ends[0]))
+        except BaseException as error:  # noqa: BLE001  reported by the main thread, which would wait forever otherwise
+            failures.append(error)
+            ends[0].close()
+
+    thread = threading.Thread(target=prefill, daemon=True)
+    thread.start()
+    try:
+        result = _decode(worker, Link(ends[1]))
+    except WorkerFailure:
+        if failures:
+            raise failures[0] from None
+        raise
+    thread.join(timeout=5)
+    return result
+
+
+def _side(worker: Worker, role: str) -> Side:
+    args = worker.args
+    device = args.get(f"{role}_device", args.get("device", 0))
+    memory = make_memory(args.get(f"{role}_memory", args["memory"]), device)
+    side = Side(f"kvprobe-{role}", memory, args)
+    worker.emit(
+        "setup",
+        role=role,
+        nixl_package=side.package,
+        nixl_version=side.version,
+        ucx_version=ucx_version(),
+        **memory.facts(),
+        **side.timings,
+    )
+    return side
+
+
+def _prefill(worker: Worker, link: Link) -> dict[str, Any]:
+    side = _side(worker, "prefill")
+    link.send({"hello": side.describe()})
+    side.connect(_expect(side, link, "hello"))
+    while True:
+        message = _next(side, link)
+        if "write" in message:
+            order = message["write"]
+            samples = _samples(worker, side, "WRITE", order, order["prefill_ids"], order["decode_ids"])
+            link.send({"written": samples})
+        elif "close" in message:
+            side.close()
+            link.send({"closed": True})
+            return {"role": "prefill"}
+        else:
+            raise WorkerFailure(f"The decode side sent an unknown message: {sorted(message)}.")
+
+
+def _decode(worker: Worker, link: Link) -> dict[str, Any]:
+    side = _side(worker, "decode")
+    hello = _expect(side, link, "hello")
+    link.send({"hello": side.describe()})
+    side.connect(hello)
+    worker.emit("handshake", **{k: v for k, v in side.timings.items() if k.startswith(("add_", "prepare_"))})
+    steps = worker.args["steps"]
+    ends_at = time.perf_counter() + worker.args["budget_seconds"]
+    chooser = random.Random(worker.args["seed"])
+    done = 0
+    for number, step in enumerate(steps):
+        if time.perf_counter() > ends_at:
+            worker.emit("skipped", step=step["id"], reason="the time budget was used up")
+            continue
+        worker.emit("step", step=step["id"], index=number + 1, total=len(steps))
+        _step(worker, side, link, step, chooser, ends_at)
+        done += 1
+    link.send({"close": True})
+    _expect(side, link, "closed")
+    side.close()
+    return {"role": "decode", "steps_done": done}
+
+
+def _step(
+    worker: Worker, side: Side, link: Link, step: dict[str, Any], chooser: random.Random, ends_at: float
+) -> None:
+    prefill_ids, decode_ids = [], []
+    for _ in range(step.get("in_flight", 1)):
+        prefill_ids.append([])
+        decode_ids.append([])
+    for group, blocks in zip(side.groups, step["blocks"], strict=True):
+        wanted = blocks * len(prefill_ids)
+        for target, offset in ((prefill_ids, 3), (decode_ids, 7)):
+            ids = _block_ids(step["order"], group.pool_blocks, wanted, offset, chooser)
+            for i, request in enumerate(target):
+                request.append(ids[i * blocks : (i + 1) * blocks])
+    order = {**step, "seconds_left": max(0.0, ends_at - time.perf_counter())}
+    verify = worker.args.get("verify", True)
+    if verify:
+        side.memory.clear()
+    if step["op"] == "READ":
+        _samples(worker, side, "READ", order, decode_ids, prefill_ids)
+    else:
+        link.send({"write": {**order, "prefill_ids": prefill_ids, "decode_ids": decode_ids}})
+        _expect(side, link, "written")
+    if verify:
+        bad = sum(side.mismatches(mine, theirs) for mine, theirs in zip(decode_ids, prefill_ids, strict=True))
+        worker.emit("verified", step=step["id"], bad_words=bad)
+        if bad:
+            raise WorkerFailure(
+                f"{step['op']} {step['id']} left {bad:,} wrong words at the decode side: the transport corrupts data.",
+                "Do not serve over this path; report it to the NIXL and UCX projects with this run's recording.",
+            )
+
+
+def _block_ids(order: str, pool: int, wanted: int, offset: int, chooser: random.Random) -> list[int]:
+    if wanted > pool:
+        raise WorkerFailure(f"{wanted} blocks do not fit into a pool of {pool}.")
+    if order == "shuffled":
+        return chooser.sample(range(pool), wanted)
+    first = min(offset, pool - wanted)
+    return list(range(first, first + wanted))
+
+
+def _samples(
+    worker: Worker, side: Side, operation: str, step: dict[str, Any], mine: list[Any], theirs: list[Any]
+) -> int:
+    """One cold sample of this shape, then warm ones: as many as asked for, within the step's seconds."""
+    requests = [(side.indices(a), side.indices(b)) for a, b in zip(mine, theirs, strict=True)]
+    started = time.perf_counter()
+    limit = min(step["max_seconds"], step["seconds_left"])
+    count = 0
+    timeout = worker.args["transfer_timeout_seconds"]
+    while count < 1 + step["samples"]:
+        with worker.limit(timeout + 5.0, f"{operation} {step['id']}"):
+            sample = side.transfer(operation, requests, timeout)
+        worker.emit("sample", step=step["id"], cold=count == 0, **sample)
+        count += 1
+        if count >= 1 + step.get("min_samples", 1) and time.perf_counter() - started > limit:
+            break
+    return count
+
+
+def _expect(side: Side, link: Link, key: str) -> Any:
+    message = _next(side, link)
+    if key not in message:
+        raise WorkerFailure(f"The peer sent {sorted(message)} where {key!r} was expected.")
+    return message[key]
+
+
+def _next(side: Side, link: Link) -> dict[str, Any]:
+    """The next message; meanwhile NIXL's progress is driven, without which emulated transfers stand still."""
+    ends_at = time.perf_counter() + _PEER_SECONDS
+    while time.perf_counter() < ends_at:
+        readable, _, _ = select.select([link.sock], [], [], _PROGRESS_SECONDS)
+        if readable:
+            return link.receive(_PEER_SECONDS)
+        side.progress()
+    raise PeerGone(f"The peer process was silent for {_PEER_SECONDS:.0f} s.")
+
+
+if __name__ == "__main__":
+    main(run)

@@ -1,0 +1,275 @@
+"""One side of a NIXL transfer: agent, registered regions, descriptor lists, timed requests."""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import gc
+import importlib
+import os
+import re
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from kvprobe.workers.base import WorkerFailure
+from kvprobe.workers.memory import Memory
+
+MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
+
+
+def import_nixl() -> tuple[Any, str, str]:
+    """``(module nixl._api, package name, version)`` of the NIXL that is installed. vLLM's own settings go first."""
+    # vLLM 0.33 sets this before it imports NIXL (vllm/distributed/kv_transfer/.../nixl): a guard against leaks.
+    os.environ.setdefault("UCX_RCACHE_MAX_UNRELEASED", "1024")
+    # NIXL's Python logger writes to stdout; the report must not depend on it.
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    problems = []
+    order = sorted(MODULES, key=lambda name: name != _preferred())
+    for name in order:
+        try:
+            api = importlib.import_module(f"{name}._api")
+        except ImportError as error:
+            problems.append(f"{name}: {error}")
+            continue
+        return api, name, _version(name)
+    raise WorkerFailure(
+        f"NIXL cannot be imported ({'; '.join(problems)}).",
+        "Install it where vLLM runs: pip install 'kvprobe[nixl]'.",
+    )
+
+
+def _preferred() -> str:
+    """The wheel for the CUDA major of an installed torch, so that both sides load one CUDA runtime."""
+    try:
+        cuda = Path(str(metadata.distribution("torch").locate_file("torch/version.py"))).read_text()
+    except (metadata.PackageNotFoundError, OSError):
+        return "nixl_cu12" if os.environ.get("KVPROBE_NIXL") is None else os.environ["KVPROBE_NIXL"]
+    match = re.search(r"cuda[^=]*= '(\d+)", cuda)
+    return f"nixl_cu{match[1]}" if match else "nixl_cu12"
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package.replace("_", "-"))
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def ucx_version() -> str | None:
+    """The version of the libucp that is mapped into this process, asked of the library itself."""
+    match = re.search(r"(/\S*libucp[-.]\S*)", Path("/proc/self/maps").read_text())
+    if match is None:
+        return None
+    library = ctypes.CDLL(match[1])
+    library.ucp_get_version_string.restype = ctypes.c_char_p
+    return str(library.ucp_get_version_string().decode())
+
+
+class Group:
+    """``regions`` regions of ``pool_blocks`` blocks of ``descriptor_bytes``; first region number ``first``."""
+
+    def __init__(self, spec: dict[str, Any], first: int) -> None:
+        self.regions: int = spec["regions"]
+        self.descriptor_bytes: int = spec["descriptor_bytes"]
+        self.pool_blocks: int = spec["pool_blocks"]
+        self.first = first
+        if self.descriptor_bytes % 4:
+            raise WorkerFailure(f"Blocks of {self.descriptor_bytes} bytes are not a multiple of 4.")
+
+    def rows(self, addresses: list[int], device: int) -> list[tuple[int, int, int, int, int]]:
+        """Strided descriptors ``(address, length, device, stride, count)``, one a region."""
+        size = self.descriptor_bytes
+        mine = addresses[self.first : self.first + self.regions]
+        return [(address, size, device, size, self.pool_blocks) for address in mine]
+
+
+class Side:
+    """An agent with its memory; the peer's memory once :meth:`connect` has run."""
+
+    def __init__(self, name: str, memory: Memory, args: dict[str, Any]) -> None:
+        import numpy
+
+        self.np = numpy
+        self.memory = memory
+        self.timings: dict[str, float] = {}
+        self.groups: list[Group] = []
+        first = 0
+        started = time.perf_counter()
+        for spec in args["groups"]:
+            group = Group(spec, first)
+            self.groups.append(group)
+            first += group.regions
+            for _ in range(group.regions):
+                memory.allocate(group.descriptor_bytes * group.pool_blocks)
+        memory.fill()
+        self.timings["memory_seconds"] = time.perf_counter() - started
+        self.api, self.package, self.version = import_nixl()
+        started = time.perf_counter()
+        config = self.api.nixl_agent_config(
+            backends=[], capture_telemetry=True, enable_prog_thread=bool(args.get("progress_thread", True))
+        )
+        self.agent = self.api.nixl_agent(name, config)
+        self._create_backend(dict(args.get("backend") or {}))
+        self.timings["agent_seconds"] = time.perf_counter() - started
+        started = time.perf_counter()
+        sizes = [g.descriptor_bytes * g.pool_blocks for g in self.groups for _ in range(g.regions)]
+        regions = [(a, n, memory.device, "") for a, n in zip(memory.addresses(), sizes, strict=True)]
+        self.registered = self.agent.register_memory(regions, memory.segment)
+        self.timings["register_seconds"] = time.perf_counter() - started
+        self.peer_name = ""
+        self.local: Any = None
+        self.remote: Any = None
+
+    def _create_backend(self, parameters: dict[str, str]) -> None:
+        if "UCX" not in self.agent.get_plugin_list():
+            raise WorkerFailure(
+                "This NIXL has no UCX plugin.",
+                "Unset NIXL_PLUGIN_DIR, or reinstall the nixl wheel.",
+            )
+        try:
+            self.agent.create_backend("UCX", parameters)
+        except Exception as error:  # NIXL's exceptions share no base class
+            tls = os.environ.get("UCX_TLS")
+            hint = (
+                f"UCX_TLS={tls} may exclude every usable transport."
+                if tls
+                else "The worker's log has UCX's reason."
+            )
+            raise WorkerFailure(
+                f"NIXL could not create its UCX backend ({type(error).__name__}).", hint
+            ) from error
+
+    def describe(self) -> dict[str, Any]:
+        """What the peer needs: metadata, addresses, segment."""
+        return {
+            "metadata": base64.b64encode(self.agent.get_agent_metadata()).decode(),
+            "addresses": self.memory.addresses(),
+            "device": self.memory.device,
+            "segment": self.memory.segment,
+        }
+
+    def connect(self, peer: dict[str, Any]) -> None:
+        """Add the peer and prepare both descriptor lists, as vLLM does once per engine pair."""
+        started = time.perf_counter()
+        name = self.agent.add_remote_agent(base64.b64decode(peer["metadata"]))
+        self.peer_name = name.decode() if isinstance(name, bytes) else name
+        self.timings["add_remote_agent_seconds"] = time.perf_counter() - started
+        started = time.perf_counter()
+        self.local = self._prepare(
+            "NIXL_INIT_AGENT", self.memory.addresses(), self.memory.device, self.memory.segment
+        )
+        self.remote = self._prepare(self.peer_name, peer["addresses"], peer["device"], peer["segment"])
+        self.timings["prepare_descriptors_seconds"] = time.perf_counter() - started
+
+    def _prepare(self, agent: str, addresses: list[int], device: int, segment: str) -> Any:
+        rows = [row for group in self.groups for row in group.rows(addresses, device)]
+        strided = self.np.array(rows, dtype=self.np.uint64)
+        if tuple(int(p) for p in re.findall(r"\d+", self.version)[:2]) >= (1, 5):
+            return self.agent.prep_xfer_dlist(agent, strided, segment)
+        flat = [(a + i * stride, size, dev) for a, size, dev, stride, count in rows for i in range(count)]
+        return self.agent.prep_xfer_dlist(agent, self.np.array(flat, dtype=self.np.uint64), segment)
+
+    def indices(self, ids: list[list[int]]) -> Any:
+        """Descriptor indices of block ids (a list per group), region by region."""
+        np = self.np
+        parts, base = [], 0
+        for group, blocks in zip(self.groups, ids, strict=True):
+            starts = base + np.arange(group.regions, dtype=np.int32)[:, None] * group.pool_blocks
+            parts.append((starts + np.asarray(blocks, dtype=np.int32)[None, :]).ravel())
+            base += group.regions * group.pool_blocks
+        return np.concatenate(parts).astype(np.int32)
+
+    def mismatches(self, mine: list[list[int]], theirs: list[list[int]]) -> int:
+        """Words that did not arrive, over all groups."""
+        return sum(
+            self.memory.mismatches(group.first + r, group.descriptor_bytes, a, b)
+            for group, a, b in zip(self.groups, mine, theirs, strict=True)
+            for r in range(group.regions)
+            if a
+        )
+
+    def transfer(
+        self, operation: str, requests: list[tuple[Any, Any]], timeout_seconds: float
+    ) -> dict[str, Any]:
+        """Post the requests at once and poll until all are done; seconds count from the first post.
+
+        Returns ``make_seconds``, ``post_seconds``, ``total_seconds``, ``request_seconds`` (each request's end),
+        ``cpu_seconds`` and NIXL's own telemetry of the first request.
+        """
+        agent = self.agent
+        cpu = time.process_time()
+        started = time.perf_counter()
+        handles = [
+            agent.make_prepped_xfer(operation, self.local, mine, self.remote, theirs, b"kvprobe")
+            for mine, theirs in requests
+        ]
+        made = time.perf_counter()
+        try:
+            states = [agent.transfer(handle) for handle in handles]
+            posted = time.perf_counter()
+            ends = self._poll(handles, states, made, timeout_seconds)
+        except WorkerFailure:
+            raise
+        except Exception as error:  # NIXL's exceptions share no base class
+            raise WorkerFailure(
+                f"NIXL reported {type(error).__name__} during {operation}.",
+                "The peer died, or UCX lost the connection; the worker's log has UCX's reason.",
+            ) from error
+        used = time.process_time() - cpu
+        telemetry = agent.get_xfer_telemetry(handles[0])
+        result = {
+            "make_seconds": made - started,
+            "post_seconds": posted - made,
+            "total_seconds": max(ends),
+            "request_seconds": ends,
+            "cpu_seconds": used,
+            "nixl_descriptors": telemetry.descCount,
+            "nixl_bytes": telemetry.totalBytes,
+            "nixl_transfer_seconds": telemetry.xferDuration / 1e6,
+            "nixl_post_seconds": telemetry.postDuration / 1e6,
+        }
+        started = time.perf_counter()
+        for handle in handles:
+            agent.release_xfer_handle(handle)
+        result["release_seconds"] = time.perf_counter() - started
+        return result
+
+    def _poll(
+        self, handles: list[Any], states: list[str], made: float, timeout_seconds: float
+    ) -> list[float]:
+        ends = [0.0] * len(handles)
+        open_ = set(range(len(handles)))
+        polls = 0
+        while True:
+            for i in list(open_):
+                if states[i] == "PROC":
+                    states[i] = self.agent.check_xfer_state(handles[i])
+                if states[i] == "DONE":
+                    ends[i] = time.perf_counter() - made
+                    open_.discard(i)
+                elif states[i] != "PROC":
+                    raise WorkerFailure(f"NIXL transfer ended in state {states[i]}.")
+            if not open_:
+                return ends
+            polls += 1
+            if polls % 256 == 0 and time.perf_counter() - made > timeout_seconds:
+                raise WorkerFailure(
+                    f"A NIXL transfer was still in progress after {timeout_seconds:.0f} s.",
+                    "The peer is stopped or unreachable; NIXL itself has no transfer timeout.",
+                )
+
+    def progress(self) -> None:
+        """Let NIXL answer the peer (needed without a progress thread)."""
+        self.agent.get_new_notifs()
+
+    def close(self) -> None:
+        """Destroy in order: UCX prints its tables of used protocols when the worker goes."""
+        self.local = self.remote = None
+        gc.collect()
+        if self.peer_name:
+            self.agent.remove_remote_agent(self.peer_name)
+        self.agent.deregister_memory(self.registered)
+        self.agent = None
+        gc.collect()
