@@ -188,6 +188,7 @@ def _watch(
     on_event: Callable[[str, Event], None],
 ) -> None:
     started = time.monotonic()
+    grace_until: float | None = None
     with selectors.DefaultSelector() as selector:
         for child in children:
             os.set_blocking(child.event_fd, False)
@@ -195,10 +196,14 @@ def _watch(
         while any(child.open for child in children):
             now = time.monotonic()
             if now >= deadline:
+                failed = next((c.job.name for c in children if c.error), None)
                 for child in (c for c in children if c.open):
-                    child.fail(
-                        "timeout", f"{child.job.name} did not finish within {deadline - started:.0f} s."
-                    )
+                    if failed:
+                        child.fail("peer", f"{child.job.name} was ended because {failed} failed.")
+                    else:
+                        child.fail(
+                            "timeout", f"{child.job.name} did not finish within {now - started:.0f} s."
+                        )
                 return
             for child in (c for c in children if c.open):
                 if silence_seconds is not None and now - child.last_event_at > silence_seconds:
@@ -213,18 +218,9 @@ def _watch(
                 else:
                     selector.unregister(child.event_fd)
                     _reap(child)
-            if any(child.error for child in children):
-                deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                if not any(child.open for child in children):
-                    return
-                _mark_peers(children)
-
-
-def _mark_peers(children: list[_Child]) -> None:
-    failed = next(child for child in children if child.error)
-    for child in children:
-        if child.open and not child.error:
-            child.fail("peer", f"{child.job.name} was ended because {failed.job.name} failed.")
+            if grace_until is None and any(child.error for child in children):
+                grace_until = time.monotonic() + _GRACE_SECONDS
+                deadline = min(deadline, grace_until)
 
 
 def _reap(child: _Child) -> None:

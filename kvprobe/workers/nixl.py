@@ -114,10 +114,9 @@ def _decode(worker: Worker, link: Link) -> dict[str, Any]:
 def _step(
     worker: Worker, side: Side, link: Link, step: dict[str, Any], chooser: random.Random, ends_at: float
 ) -> None:
-    prefill_ids, decode_ids = [], []
-    for _ in range(step.get("in_flight", 1)):
-        prefill_ids.append([])
-        decode_ids.append([])
+    requests = range(step.get("in_flight", 1))
+    prefill_ids: list[list[list[int]]] = [[] for _ in requests]
+    decode_ids: list[list[list[int]]] = [[] for _ in requests]
     for group, blocks in zip(side.groups, step["blocks"], strict=True):
         wanted = blocks * len(prefill_ids)
         for target, offset in ((prefill_ids, 3), (decode_ids, 7)):
@@ -134,7 +133,9 @@ def _step(
         link.send({"write": {**order, "prefill_ids": prefill_ids, "decode_ids": decode_ids}})
         _expect(side, link, "written")
     if verify:
-        bad = sum(side.mismatches(mine, theirs) for mine, theirs in zip(decode_ids, prefill_ids, strict=True))
+        bad: int = sum(
+            side.mismatches(mine, theirs) for mine, theirs in zip(decode_ids, prefill_ids, strict=True)
+        )
         worker.emit("verified", step=step["id"], bad_words=bad)
         if bad:
             raise WorkerFailure(
