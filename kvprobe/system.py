@@ -118,6 +118,11 @@ class System:
             self.observe("environ", wanted, lambda: {n: os.environ[n] for n in wanted if n in os.environ})
         )
 
+    def secret(self, name: str) -> str | None:
+        """An environment variable that must not be recorded: a recording keeps only whether it was set."""
+        known = self.observe("secret", name, lambda: name in os.environ)
+        return os.environ.get(name) if known and self.replayed_from is None else None
+
     def now(self) -> datetime.datetime:
         """UTC now."""
         text = self.observe("clock", None, lambda: datetime.datetime.now(datetime.UTC).isoformat())
