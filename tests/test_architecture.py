@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "kvprobe"
-CORE = {"errors", "units", "evidence", "finding", "policy", "report", "assets"}
+CORE = {"errors", "units", "evidence", "finding", "policy", "report", "figures", "assets"}
 ALLOWED = {
-    "cli": CORE | {"flows", "render", "rules", "system", "cli", "models", "formats"},
+    "cli": CORE | {"flows", "render", "rules", "system", "store", "cli", "models", "formats"},
     "flows": CORE | {"probes", "rules", "models", "formats", "system", "flows"},
     "probes": CORE | {"formats", "system", "processes", "probes", "models"},
     "models": CORE | {"models", "formats"},

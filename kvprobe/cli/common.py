@@ -2,120 +2,95 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
-import functools
-import locale
-import os
-import shutil
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import click
 import msgspec
+from click.core import ParameterSource
 
-from kvprobe.assets import profile_path
+from kvprobe.cli import output, settings
+from kvprobe.cli.options import Common, common_options, judging_options, output_options
 from kvprobe.cli.progress import TerminalProgress
 from kvprobe.errors import KvprobeError, UsageError
 from kvprobe.finding import ExitCode, Finding, Verdict, VerdictStatus, judge
 from kvprobe.flows import Door, Draft
-from kvprobe.policy import Policy, apply_waivers, parse_policy
-from kvprobe.render import RENDERERS, Look, renderer
+from kvprobe.policy import Policy, apply_waivers
+from kvprobe.render import Look
 from kvprobe.report import PolicyUsed, Report, Run
 from kvprobe.rules.kvprobe_itself import not_measured
-from kvprobe.system import RecordingSystem, ReplaySystem, System, write_atomically
+from kvprobe.rules.run import crashed, expired_waivers, interrupted
+from kvprobe.store import KEPT, Store, state_dir
+from kvprobe.system import RecordingSystem, ReplaySystem, System
 
-F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["Common", "common_options", "execute", "judging_options", "output_options"]
+
 Flow = Callable[[Door, dict[str, Any]], Draft]
-
-
-class Common(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of the common options."""
-
-    format: str
-    output: str | None
-    verbose: bool
-    quiet: bool
-    profile: str | None
-    policy: str | None
-    fail_on: str | None
-    color: str
-    progress: str
-    record: str | None
-    replay: str | None
-
-
-_OPTIONS = (
-    click.option("-f", "--format", type=click.Choice(list(RENDERERS)), default="table", show_default=True, help="Output format."),
-    click.option("-o", "--output", metavar="FILE", help="Write the report to FILE (replaced as a whole) instead of stdout."),
-    click.option("-v", "--verbose", is_flag=True, help="Details of passing checks; tracebacks of crashes."),
-    click.option("-q", "--quiet", is_flag=True, help="The verdict line only; no progress."),
-    click.option("--profile", metavar="NAME", help="Policy from checks/profiles (default: default)."),
-    click.option("--policy", metavar="FILE", help="Policy from a TOML file."),
-    click.option("--fail-on", type=click.Choice(["fail", "warn"]), help="What makes a NO-GO (default: the policy's, fail)."),
-    click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", help="Colours."),
-    click.option("--progress", type=click.Choice(["auto", "on", "off"]), default="auto", help="Progress on stderr."),
-    click.option("--record", metavar="DIR", help="Write every input of this run to DIR, identities replaced."),
-    click.option("--replay", metavar="DIR", help="Run on the inputs of a recorded run, on any machine."),
-)  # fmt: skip
-
-
-def common_options(function: F) -> F:
-    """Add the common options; the command gets them as ``common``, and Click's context as ``ctx``."""
-
-    @click.pass_context
-    @functools.wraps(function)
-    def wrapper(ctx: click.Context, /, **params: Any) -> Any:
-        values = {name: params.pop(name) for name in Common.__struct_fields__}
-        return function(ctx, Common(**values), **params)
-
-    for option in reversed(_OPTIONS):
-        wrapper = option(wrapper)
-    return wrapper  # type: ignore[return-value]
 
 
 def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Flow) -> NoReturn:
     """Run a command's flow, print its report in the asked format, and exit with the verdict's code.
 
     Under ``--replay`` the recorded parameters hold, except those given on this command line.
-    A KvprobeError in the flow becomes a report too: UNKNOWN, or exit 2 for a UsageError.
+    Whatever goes wrong becomes a report too, so that no older GO is left standing in a file or the
+    store: exit 2 for a UsageError, else UNKNOWN.
     """
     command = ctx.info_name or ""
-    policy = load_policy(common)
-    system, params = _open_system(ctx, common, command, params)
-    progress = TerminalProgress(common.progress, quiet=common.quiet)
-    started = system.now()
+    policy = Policy(name="none", source="not loaded")
+    system: System = System()
     code: int | None = None
-    try:
-        with progress:
-            draft = flow(Door(system=system, policy=policy, progress=progress), params)
-    except UsageError as error:
-        draft = Draft(error={"reason": error.reason, "remedy": error.remedy})
-        code = ExitCode.USAGE
-        click.echo(f"kvprobe: {error}", err=True)
-    except KvprobeError as error:
-        findings = tuple(not_measured(error, policy))
-        draft = Draft(findings=findings, error={"reason": error.reason, "remedy": error.remedy})
-    duration = (system.now() - started).total_seconds()
-    host = system.hostname()
-    system.close()
-    run = Run(
-        command=command,
-        argv=tuple(sys.argv[1:]),
-        id=started.strftime("%Y%m%dT%H%M%SZ"),
-        started_at=started.isoformat(timespec="seconds"),
-        duration_seconds=round(duration, 3),
-        host=host,
-        replayed_from=system.replayed_from,
-        interrupted=system.interrupted,
-    )
-    report = finish(draft, run, policy, common.fail_on, started.date(), code)
-    if code != ExitCode.USAGE or common.format == "json":
-        emit(report, common)
-    ctx.exit(
-        ExitCode.INTERRUPTED if system.interrupted else code if code is not None else report.verdict.exit_code
-    )
+    progress = TerminalProgress(common.progress, quiet=common.quiet)
+    store = Store(state_dir(settings.settings_of(ctx).state_dir))
+    started = datetime.datetime.now(datetime.UTC)
+    with _kept(store, command, common) as keep:
+        try:
+            _check_hand_typed(ctx, common)
+            policy = load_policy(common, ctx)
+            system, params = _open_system(ctx, common, command, params)
+            started = system.now()
+            with progress:
+                draft = flow(Door(system=system, policy=policy, progress=progress), params)
+            if common.baseline:
+                draft = _with_baseline(draft, command, common.baseline, store, policy)
+        except UsageError as error:
+            draft = Draft(error={"reason": error.reason, "remedy": error.remedy})
+            code = ExitCode.USAGE
+            click.echo(f"kvprobe: {error}", err=True)
+        except KvprobeError as error:
+            draft = _failed(error.reason, error.remedy, not_measured(error, policy))
+        except KeyboardInterrupt:
+            system.interrupted = True
+            draft = _failed("The run was interrupted.", "", interrupted(None, policy))
+        except Exception as error:  # noqa: BLE001  a crash is "unknown", and it must reach every output
+            if common.verbose:
+                traceback.print_exc()
+            findings = tuple(crashed(error, policy))
+            draft = _failed(findings[0].title, "", findings)
+        report = finish(draft, _run(command, system, started), policy, common.fail_on, started.date(), code)
+        report = _let_through(report, common)
+        if not system.replayed_from:
+            keep(report)
+    present(ctx, report, common)
+
+
+def present(ctx: click.Context, report: Report, common: Common) -> NoReturn:
+    """Write every output that was asked for, then exit with the report's code."""
+    look = look_of(common)
+    for form, file in output.parse_writes(common.write):
+        output.write_report(report, form, file, look_of(common, to_file=True))
+    if common.summary_file:
+        output.write_summary(report, common.summary_file)
+    usage = report.verdict.exit_code == ExitCode.USAGE
+    # The sentence of a usage error is on stderr already; a person needs no empty table below it.
+    if not usage or common.format != "table" or common.output:
+        output.emit(report, common.format, common.output, look)
+    ctx.exit(output.exit_code(report, common.format))
 
 
 def finish(
@@ -123,7 +98,10 @@ def finish(
 ) -> Report:
     """Waivers, roll-up, report: the last pure step of every command."""
     effective = fail_on or draft.fail_on or policy.fail_on
-    findings: tuple[Finding, ...] = apply_waivers(draft.findings, policy, today)
+    findings: tuple[Finding, ...] = (
+        *apply_waivers(draft.findings, policy, today),
+        *expired_waivers(today, policy),
+    )
     if code == ExitCode.USAGE:
         reason = (draft.error or {}).get("reason", "usage error")
         verdict = Verdict(status=VerdictStatus.UNKNOWN, exit_code=code, reasons=(reason,))
@@ -141,16 +119,115 @@ def finish(
     )
 
 
-def load_policy(common: Common) -> Policy:
-    """The policy of ``--policy FILE`` or ``--profile NAME``. Raises UsageError."""
-    if common.policy and common.profile:
-        raise UsageError("--policy and --profile exclude each other.")
-    path = Path(common.policy) if common.policy else profile_path(common.profile or "default")
+def load_policy(common: Common, ctx: click.Context | None = None) -> Policy:
+    """The policy of ``--policy FILE`` or ``--profile NAME``, configuration file on top. Raises UsageError."""
+    found = settings.settings_of(ctx) if ctx else settings.Settings()
+    name, file = common.profile, common.policy
+    if ctx and name and file:
+        # One typed by hand outranks one from the configuration file; two typed by hand exclude each other.
+        from_file = {
+            n for n in ("profile", "policy") if ctx.get_parameter_source(n) is ParameterSource.DEFAULT_MAP
+        }
+        name, file = None if "profile" in from_file else name, None if "policy" in from_file else file
+    return settings.load_policy(name, file, found)
+
+
+def look_of(common: Common, *, to_file: bool = False) -> Look:
+    """How the text of this run should look."""
+    return output.look_of(
+        common.color, verbose=common.verbose, quiet=common.quiet, to_file=to_file or bool(common.output)
+    )
+
+
+def _check_hand_typed(ctx: click.Context, common: Common) -> None:
+    output.parse_writes(common.write)
+    if common.unknown_is and ctx.get_parameter_source("unknown_is") is not ParameterSource.COMMANDLINE:
+        raise UsageError("--unknown-is works only on the command line, not from the environment or a file.")
+
+
+def _let_through(report: Report, common: Common) -> Report:
+    """``--unknown-is go``: exit code 0, while the report goes on saying UNKNOWN and why it was let through."""
+    verdict = report.verdict
+    if (
+        common.unknown_is != "go"
+        or verdict.status is not VerdictStatus.UNKNOWN
+        or verdict.exit_code != ExitCode.UNKNOWN
+    ):
+        return report
+    reasons = (*verdict.reasons, "let through by --unknown-is go")
+    return msgspec.structs.replace(
+        report, verdict=msgspec.structs.replace(verdict, exit_code=ExitCode.GO, reasons=reasons)
+    )
+
+
+def _failed(reason: str, remedy: str, findings: Any) -> Draft:
+    return Draft(findings=tuple(findings), error={"reason": reason, "remedy": remedy})
+
+
+def _run(command: str, system: System, started: datetime.datetime) -> Run:
+    host, ended = None, started
+    # A recording of an older kvprobe may lack these two; the report then says less.
+    with contextlib.suppress(KvprobeError):
+        ended = system.now()
+        host = system.hostname()
+    system.close()
+    return Run(
+        command=command,
+        argv=tuple(sys.argv[1:]),
+        id=started.strftime("%Y%m%dT%H%M%SZ"),
+        started_at=started.isoformat(timespec="seconds"),
+        duration_seconds=round((ended - started).total_seconds(), 3),
+        host=host,
+        replayed_from=system.replayed_from,
+        interrupted=system.interrupted,
+    )
+
+
+@contextlib.contextmanager
+def _kept(store: Store, command: str, common: Common) -> Iterator[Callable[[Report], None]]:
+    """Keeps the run's report for ``kvprobe last``; a store that cannot be written costs one line on stderr."""
+    if command not in KEPT or common.replay:
+        yield lambda report: None
+        return
+
+    def keep(report: Report) -> None:
+        with _telling():
+            store.keep(report)
+
+    with contextlib.ExitStack() as stack:
+        with _telling():
+            stack.enter_context(store.running(command))
+        yield keep
+
+
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"Policy {path} cannot be read: {error.strerror}.") from None
-    return parse_policy(text, str(path) if common.policy else f"profile {path.stem}")
+        yield
+    except UsageError as error:
+        click.echo(f"kvprobe: not kept for `kvprobe last`: {error}", err=True)
+
+
+def _with_baseline(draft: Draft, command: str, asked: str, store: Store, policy: Policy) -> Draft:
+    from kvprobe.report import decode
+    from kvprobe.rules.baseline import compare, told_by
+
+    if asked == "stored":
+        before = store.baseline(command)
+    else:
+        try:
+            before = decode(Path(asked).read_bytes(), asked)
+        except OSError as error:
+            raise UsageError(f"--baseline {asked} cannot be read: {error.strerror}.") from None
+    now = Report(
+        run=Run(command=command),
+        verdict=judge(draft.findings),
+        subject=draft.subject,
+        evidence=draft.evidence,
+        result=draft.result,
+    )
+    findings = compare(told_by(now, before), policy)
+    return dataclasses.replace(draft, findings=(*draft.findings, *findings))
 
 
 def _open_system(
@@ -165,38 +242,9 @@ def _open_system(
             raise UsageError(
                 f"{common.replay} records `kvprobe {recorded.get('command')}`, not `kvprobe {command}`."
             )
-        given = {n for n in params if ctx.get_parameter_source(n) == click.core.ParameterSource.COMMANDLINE}
+        given = {n for n in params if ctx.get_parameter_source(n) is ParameterSource.COMMANDLINE}
         merged = {**params, **recorded["params"], **{n: params[n] for n in given}}
         return replay, {name: merged[name] for name in params}
     if common.record:
         return RecordingSystem(Path(common.record), {"command": command, "params": params}), params
     return System(), params
-
-
-def look_of(common: Common) -> Look:
-    """Honours NO_COLOR, FORCE_COLOR, TERM=dumb, non-terminals and non-UTF-8 output."""
-    tty = sys.stdout.isatty() and not common.output
-    env = os.environ
-    if common.color == "auto":
-        color = bool(env.get("FORCE_COLOR")) or (
-            tty and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
-        )
-    else:
-        color = common.color == "always"
-    encoding = "utf-8" if common.output else (sys.stdout.encoding or locale.getpreferredencoding(False))
-    return Look(
-        verbose=common.verbose,
-        quiet=common.quiet,
-        width=shutil.get_terminal_size((100, 24)).columns if tty or "COLUMNS" in env else 100,
-        color=color,
-        unicode=encoding.lower().replace("-", "") in ("utf8", "utf16"),
-    )
-
-
-def emit(report: Report, common: Common) -> None:
-    """Render to stdout, or atomically to ``--output``."""
-    text = renderer(common.format)(report, look_of(common))
-    if common.output:
-        write_atomically(Path(common.output), text.encode())
-    else:
-        click.echo(text, nl=False, color=True)

@@ -12,7 +12,20 @@ from kvprobe.report import Report
 RENDERERS = {
     "table": "kvprobe.render.table:render",
     "json": "kvprobe.render.json:render",
+    "line": "kvprobe.render.line:render",
+    "junit": "kvprobe.render.junit:render",
+    "prom": "kvprobe.render.prometheus:render",
+    "nagios": "kvprobe.render.nagios:render",
+    "github": "kvprobe.render.github:render",
+    "markdown": "kvprobe.render.markdown:render",
+    "html": "kvprobe.render.html:render",
 }
+
+EXTENSIONS = {
+    "table": "txt", "json": "json", "line": "txt", "junit": "xml", "prom": "prom",
+    "nagios": "txt", "github": "txt", "markdown": "md", "html": "html",
+}  # fmt: skip
+"""How a file of each format is named when only its directory is given."""
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,14 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.text import Text
 
-from kvprobe.finding import Expected, Finding, Quantity, Status, VerdictStatus
+from kvprobe.finding import Finding, Status, VerdictStatus
 from kvprobe.render import Look
 from kvprobe.render.screens import Block, blocks
+from kvprobe.render.words import CATEGORIES as CATEGORIES
+from kvprobe.render.words import describe_expected as describe_expected
+from kvprobe.render.words import describe_quantity as describe_quantity
 from kvprobe.report import Report
-from kvprobe.units import format_quantity
 
-CATEGORIES = {
-    "1": "topology", "2": "transfer", "3": "conversation", "4": "logs", "5": "configuration",
-    "6": "budget", "7": "connectors", "8": "fleet", "9": "kvprobe",
-}  # fmt: skip
 _SYMBOL = {Status.PASS: "√", Status.WARN: "‼", Status.FAIL: "×", Status.UNKNOWN: "?", Status.SKIP: "-"}
 _WORD = {
     Status.PASS: "ok",
@@ -150,27 +148,6 @@ def _indented(label: str, text: str) -> RenderableType:
     line = Text(f"{label:<9}", style="dim")
     line.append(text)
     return Padding(line, (0, 0, 0, 4))
-
-
-def describe_quantity(quantity: Quantity) -> str:
-    """``50.4 ms (median of 10)``."""
-    text = format_quantity(quantity.value, quantity.unit)
-    if quantity.statistic:
-        count = f" of {quantity.samples}" if quantity.samples else ""
-        text += f" ({quantity.statistic}{count})"
-    return f"{text}, {quantity.note}" if quantity.note else text
-
-
-def describe_expected(expected: Expected) -> str:
-    """``at most 200 ms (policy default: ...)``."""
-    parts = []
-    if expected.value is not None:
-        parts.append(format_quantity(expected.value, expected.unit))
-    if expected.min is not None:
-        parts.append(f"at least {format_quantity(expected.min, expected.unit)}")
-    if expected.max is not None:
-        parts.append(f"at most {format_quantity(expected.max, expected.unit)}")
-    return f"{', '.join(parts) or 'see source'} ({expected.source})"
 
 
 def verdict_line(report: Report, look: Look) -> Text:

@@ -9,6 +9,8 @@ from kvprobe.rules.base import Rule
 
 TOPICS = (
     "kvprobe_itself",
+    "baseline",
+    "run",
 )  # fmt: skip
 
 
