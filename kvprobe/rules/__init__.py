@@ -11,6 +11,8 @@ TOPICS = (
     "kvprobe_itself",
     "baseline",
     "run",
+    "transfer",
+    "transfer_quality",
 )  # fmt: skip
 
 

@@ -98,12 +98,16 @@ def _decode(worker: Worker, link: Link) -> dict[str, Any]:
     ends_at = time.perf_counter() + worker.args["budget_seconds"]
     chooser = random.Random(worker.args["seed"])
     done = 0
+    slowest: dict[str, float] = {}
     for number, step in enumerate(steps):
-        if time.perf_counter() > ends_at:
+        size = _bytes(side, step)
+        expected = size * slowest.get(step["order"], 0.0) * (1 + step["min_samples"])
+        if time.perf_counter() + expected > ends_at:
             worker.emit("skipped", step=step["id"], reason="the time budget was used up")
             continue
         worker.emit("step", step=step["id"], index=number + 1, total=len(steps))
-        _step(worker, side, link, step, chooser, ends_at)
+        seconds = _step(worker, side, link, step, chooser, ends_at)
+        slowest[step["order"]] = max(slowest.get(step["order"], 0.0), seconds / size)
         done += 1
     link.send({"close": True})
     _expect(side, link, "closed")
@@ -113,7 +117,8 @@ def _decode(worker: Worker, link: Link) -> dict[str, Any]:
 
 def _step(
     worker: Worker, side: Side, link: Link, step: dict[str, Any], chooser: random.Random, ends_at: float
-) -> None:
+) -> float:
+    """Measure one series and verify it; returns the seconds of its last sample."""
     requests = range(step.get("in_flight", 1))
     prefill_ids: list[list[list[int]]] = [[] for _ in requests]
     decode_ids: list[list[list[int]]] = [[] for _ in requests]
@@ -128,10 +133,10 @@ def _step(
     if verify:
         side.memory.clear()
     if step["op"] == "READ":
-        _samples(worker, side, "READ", order, decode_ids, prefill_ids)
+        seconds = _samples(worker, side, "READ", order, decode_ids, prefill_ids)
     else:
         link.send({"write": {**order, "prefill_ids": prefill_ids, "decode_ids": decode_ids}})
-        _expect(side, link, "written")
+        seconds = float(_expect(side, link, "written"))
     if verify:
         bad: int = sum(
             side.mismatches(mine, theirs) for mine, theirs in zip(decode_ids, prefill_ids, strict=True)
@@ -142,6 +147,14 @@ def _step(
                 f"{step['op']} {step['id']} left {bad:,} wrong words at the decode side: the transport corrupts data.",
                 "Do not serve over this path; report it to the NIXL and UCX projects with this run's recording.",
             )
+    return seconds
+
+
+def _bytes(side: Side, step: dict[str, Any]) -> int:
+    total = 0
+    for group, blocks in zip(side.groups, step["blocks"], strict=True):
+        total += group.regions * group.descriptor_bytes * int(blocks)
+    return total * int(step.get("in_flight", 1))
 
 
 def _block_ids(order: str, pool: int, wanted: int, offset: int, chooser: random.Random) -> list[int]:
@@ -155,12 +168,16 @@ def _block_ids(order: str, pool: int, wanted: int, offset: int, chooser: random.
 
 def _samples(
     worker: Worker, side: Side, operation: str, step: dict[str, Any], mine: list[Any], theirs: list[Any]
-) -> int:
-    """One cold sample of this shape, then warm ones: as many as asked for, within the step's seconds."""
+) -> float:
+    """One cold sample of this shape, then warm ones: as many as asked for, within the step's seconds.
+
+    Returns the seconds of the last one.
+    """
     requests = [(side.indices(a), side.indices(b)) for a, b in zip(mine, theirs, strict=True)]
     started = time.perf_counter()
     limit = min(step["max_seconds"], step["seconds_left"])
     count = 0
+    sample: dict[str, Any] = {}
     timeout = worker.args["transfer_timeout_seconds"]
     while count < 1 + step["samples"]:
         with worker.limit(timeout + 5.0, f"{operation} {step['id']}"):
@@ -169,7 +186,7 @@ def _samples(
         count += 1
         if count >= 1 + step.get("min_samples", 1) and time.perf_counter() - started > limit:
             break
-    return count
+    return float(sample["total_seconds"])
 
 
 def _expect(side: Side, link: Link, key: str) -> Any:

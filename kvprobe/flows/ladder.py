@@ -1,0 +1,201 @@
+"""Climbs rungs 0 to 4 for one ordered pair of GPUs, or for host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from kvprobe.evidence import AnyEvidence, Evidence
+from kvprobe.flows import Door
+from kvprobe.formats.nvml import Gpu, GpuFacts
+from kvprobe.models.kv_layout import KvLayout
+from kvprobe.models.ladder import Rung
+from kvprobe.models.link import link_ceiling
+from kvprobe.models.prompt_steps import JUDGED_TOKENS, Selection, select
+from kvprobe.models.statistics import median
+from kvprobe.models.transfer import Setup, TransferFacts
+from kvprobe.policy import Policy
+from kvprobe.probes import capacity, transfer
+from kvprobe.processes import Event
+from kvprobe.rules.ladder_facts import LadderFacts
+from kvprobe.units import format_bytes
+
+_VRAM_BYTES = 8 * 1024**3
+_DRAM_BYTES = 4 * 1024**3
+_SPINNING_CORES = 4
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure, the same for every pair."""
+
+    layout: KvLayout
+    prompt_tokens: tuple[int, ...]
+    operation: str
+    budget_seconds: float
+    memory_bytes: int | None
+    """Registered per side at most; None: 8 GiB of VRAM, 4 GiB of DRAM, less where less is free."""
+    setup: Setup = Setup()
+
+    def select(self, memory_bytes: int) -> Selection:
+        """The steps that fit into ``memory_bytes`` per side."""
+        return select(
+            self.layout,
+            self.prompt_tokens,
+            memory_bytes=memory_bytes,
+            operation=self.operation,
+            seconds_per_step=max(0.3, self.budget_seconds / 7),
+        )
+
+
+def measure_gpu_pair(
+    door: Door, plan: Plan, seen: GpuFacts, prefill: Gpu, decode: Gpu
+) -> tuple[LadderFacts, list[AnyEvidence]]:
+    """Rungs 0, 1, 3 and 4 between two GPUs; what could not be measured is named in the facts."""
+    subject = f"{prefill.label} -> {decode.label}"
+    free = min(g.memory_free_bytes or 0 for g in (prefill, decode))
+    allowed = min(plan.memory_bytes or _VRAM_BYTES, int(free * 0.9))
+    selection = plan.select(allowed)
+    pair = (
+        seen.pair(decode.index, prefill.index)
+        if plan.operation == "READ"
+        else seen.pair(prefill.index, decode.index)
+    )
+    status = None if pair is None else pair.read if plan.operation == "READ" else pair.write
+    accessor, owner = (decode, prefill) if plan.operation == "READ" else (prefill, decode)
+    ceiling = link_ceiling(accessor, pair, owner, access=plan.operation.lower())
+    size = selection.plans[JUDGED_TOKENS].bytes
+    rungs = [
+        Rung(
+            number=0,
+            status="computed" if ceiling.bytes_per_second else "unknown",
+            bytes=size,
+            seconds=size / ceiling.bytes_per_second if ceiling.bytes_per_second else None,
+            statistic="nominal rate",
+            transport=ceiling.path,
+            note=ceiling.basis,
+        )
+    ]
+    evidence: list[AnyEvidence] = []
+    setup = msgspec.structs.replace(
+        plan.setup, memory="vram", prefill_gpu=prefill.index, decode_gpu=decode.index
+    )
+    suffix = (
+        ""
+        if (prefill.index, decode.index) == (plan.setup.prefill_gpu, plan.setup.decode_gpu)
+        else f"-{prefill.index}-{decode.index}"
+    )
+    moved = _move(door, plan, selection, setup, f"transfer{suffix}")
+    if moved is not None:
+        evidence.append(moved)
+    facts = LadderFacts(
+        subject=subject,
+        memory="vram",
+        judged_tokens=JUDGED_TOKENS,
+        operation=plan.operation,
+        rungs=(*rungs, *nixl_rungs(moved.facts if moved else None, plan.operation)),
+        transfer=moved.facts if moved else None,
+        promised_p2p=None if status in (None, "U") else status == "OK",
+        busy=_busy(door.policy, prefill, decode),
+        reduced=_reduced(selection, allowed, free),
+    )
+    return facts, evidence
+
+
+def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]]:
+    """The host-memory path: the same plan between two processes' DRAM."""
+    seen = capacity.look(door.system)
+    available = seen.facts.memory_available_bytes or 0
+    allowed = min(plan.memory_bytes or _DRAM_BYTES, available // 4)
+    selection = plan.select(allowed)
+    # Each NIXL progress thread spins a core; with fewer cores than spinners it costs 3 to 4 times the bandwidth.
+    spin = seen.facts.cores >= _SPINNING_CORES
+    setup = msgspec.structs.replace(plan.setup, memory="dram", progress_thread=spin)
+    moved = _move(door, plan, selection, setup, "transfer")
+    facts = LadderFacts(
+        subject="in host memory",
+        memory="dram",
+        judged_tokens=JUDGED_TOKENS,
+        operation=plan.operation,
+        rungs=nixl_rungs(moved.facts if moved else None, plan.operation),
+        transfer=moved.facts if moved else None,
+        reduced=_reduced(selection, allowed, available),
+    )
+    return facts, [seen, *([moved] if moved else [])]
+
+
+def _move(
+    door: Door, plan: Plan, selection: Selection, setup: Setup, evidence_id: str
+) -> Evidence[TransferFacts] | None:
+    if not selection.steps:
+        return None
+    return transfer.measure(
+        door.system,
+        setup,
+        selection.steps,
+        budget_seconds=plan.budget_seconds,
+        on_event=progress_of(door, setup.name),
+        evidence_id=evidence_id,
+    )
+
+
+def progress_of(door: Door, name: str) -> Callable[[Event], None]:
+    """Tells the steps of a transfer worker as progress."""
+    counts: dict[str, int] = {}
+
+    def told(event: Event) -> None:
+        if event["event"] == "step":
+            door.progress.step(f"NIXL {event['step']} ({name})", index=event["index"], total=event["total"])
+        elif event["event"] == "sample":
+            counts[event["step"]] = counts.get(event["step"], 0) + 1
+            door.progress.detail(f"{counts[event['step']]} samples")
+        elif event["event"] == "setup":
+            door.progress.step(f"{event['role']} side is up ({name})")
+
+    return told
+
+
+def nixl_rungs(facts: TransferFacts | None, operation: str) -> tuple[Rung, ...]:
+    """Rungs 3 and 4 at the judged length; unknown where the series is missing."""
+    rungs = []
+    for number, order in ((3, "contiguous"), (4, "shuffled")):
+        series = facts.find(operation, order, JUDGED_TOKENS) if facts else None
+        seen = facts.transport(operation) if facts else None
+        if series is None:
+            rungs.append(Rung(number=number, status="unknown", note="not measured"))
+            continue
+        rungs.append(
+            Rung(
+                number=number,
+                status="measured",
+                bytes=series.bytes,
+                seconds=median(series.seconds),
+                statistic="median",
+                samples=series.seconds,
+                transport=seen.label if seen else None,
+                note=f"{series.sent_descriptors:,} descriptors",
+            )
+        )
+    return tuple(rungs)
+
+
+def _busy(policy: Policy, *gpus: Gpu) -> tuple[str, ...]:
+    found = []
+    use = policy.threshold("gpu_busy_utilisation").fail_above
+    memory = policy.threshold("gpu_busy_memory_bytes").fail_above
+    for gpu in gpus:
+        if gpu.utilisation is not None and use is not None and gpu.utilisation > use:
+            found.append(f"{gpu.label} is {gpu.utilisation:.0%} utilised")
+        if gpu.memory_used_bytes is not None and memory is not None and gpu.memory_used_bytes > memory:
+            found.append(f"{gpu.label} has {format_bytes(gpu.memory_used_bytes)} in use")
+    return tuple(found)
+
+
+def _reduced(selection: Selection, allowed: int, free: int) -> str | None:
+    if JUDGED_TOKENS not in selection.left_out:
+        return None
+    need = int(selection.plans[JUDGED_TOKENS].bytes * 1.25)
+    return (
+        f"{JUDGED_TOKENS:,} tokens need {format_bytes(need)} per side, {format_bytes(allowed)} are allowed "
+        f"({format_bytes(free)} free; --max-memory)"
+    )

@@ -1,0 +1,123 @@
+"""What preflight's ``result`` says of the model, a pair and the tax. Bytes and seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvprobe.evidence import Origin
+from kvprobe.flows.ladder import Plan
+from kvprobe.models.kv_layout import KvLayout
+from kvprobe.models.ladder import describe, largest_loss
+from kvprobe.models.transfer import TransferFacts
+from kvprobe.models.ttft import tax
+from kvprobe.rules.ladder_facts import LadderFacts
+
+
+def kv_result(layout: KvLayout, plan: Plan) -> dict[str, Any]:
+    plans = plan.select(2**62).plans
+    return {
+        "bytes_per_token": msgspec.to_builtins(layout.bytes_per_token),
+        "kv_cache_dtype": layout.kv_cache_dtype,
+        "block_size_tokens": layout.block_size_tokens,
+        "assumptions": msgspec.to_builtins(layout.assumptions),
+        "plans": [
+            {
+                "prompt_tokens": n,
+                "bytes": p.bytes,
+                "descriptors": p.descriptors,
+                "descriptor_bytes": p.bytes // max(1, p.descriptors),
+            }
+            for n, p in sorted(plans.items())
+        ],
+    }
+
+
+def pair_result(facts: LadderFacts) -> dict[str, Any]:
+    """The measured part of ``result`` for one pair."""
+    run: TransferFacts | None = facts.transfer
+    top = largest_loss([r for r in facts.rungs if r.number <= 4])
+    seen = facts.observed
+    return {
+        "subject": facts.subject,
+        "ladder": describe(facts.rungs),
+        "largest_loss": {**msgspec.to_builtins(top), "means": top.means} if top else None,
+        "transport": {**msgspec.to_builtins(seen), "label": seen.label} if seen else None,
+        "fit": fits(run) if run else {},
+        "transfers": [
+            {**msgspec.to_builtins(s), "median_seconds": s.median_seconds, "transport": _label(run, s.op)}
+            for s in run.series
+        ]
+        if run
+        else [],
+        "handshake_seconds": run.handshake_seconds if run else None,
+        "not_measured": facts.reduced,
+    }
+
+
+def _label(run: TransferFacts | None, operation: str) -> str | None:
+    seen = run.transport(operation) if run else None
+    return seen.label if seen else None
+
+
+def fits(run: TransferFacts) -> dict[str, Any]:
+    """The cost fits by operation, with range and residuals, under the transport they hold for."""
+    found: dict[str, Any] = {}
+    for operation in ("READ", "WRITE"):
+        fitted = run.fit(operation)
+        if fitted is not None:
+            found[operation] = {
+                **msgspec.to_builtins(fitted),
+                "transport": _label(run, operation),
+                "worst_residual": fitted.worst_residual,
+                "range_bytes": list(fitted.range_bytes),
+                "range_descriptors": list(fitted.range_descriptors),
+            }
+    return found
+
+
+def tax_rows(
+    vllm_version: str | None, kv_buffer_device: str, plan: Plan, facts: LadderFacts
+) -> list[dict[str, Any]]:
+    """The TTFT tax at 512, 2k, 8k, 32k and the asked prompt lengths; measured transfer where there is one."""
+    run = facts.transfer
+    if run is None or not run.series:
+        return []
+    fitted = run.fit(plan.operation)
+    rows = []
+    for tokens, planned in sorted(plan.select(2**62).plans.items()):
+        series = run.find(plan.operation, "shuffled", tokens)
+        if series is not None and series.median_seconds is not None:
+            seconds, origin, source = (
+                series.median_seconds,
+                Origin.MEASURED,
+                f"rung 4, median of {len(series.seconds)}",
+            )
+        elif fitted is not None:
+            seconds = fitted.predict(planned.descriptors, planned.bytes)
+            inside = fitted.covers(planned.descriptors, planned.bytes)
+            origin = Origin.MEASURED if inside else Origin.ASSUMED
+            source = "cost fit of this run" + ("" if inside else ", extrapolated beyond the measured range")
+        else:
+            continue
+        estimate = tax(
+            tokens,
+            seconds,
+            vllm_version=vllm_version,
+            bytes=planned.bytes,
+            kv_buffer_device=kv_buffer_device,
+            transfer_origin=origin,
+            transfer_source=source,
+        )
+        rows.append(
+            {
+                **msgspec.to_builtins(estimate),
+                "bytes": planned.bytes,
+                "descriptors": planned.descriptors,
+                "transfer_seconds": seconds,
+                "transfer_origin": origin.value,
+                "transfer_source": source,
+            }
+        )
+    return rows
