@@ -13,6 +13,7 @@ TOPICS = (
     "run",
     "transfer",
     "transfer_quality",
+    "budget",
 )  # fmt: skip
 
 
