@@ -17,6 +17,7 @@ COMMANDS = {
     "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
     "topo": "Which GPUs can reach each other, and how (NVML, or saved nvidia-smi text).",
     "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
+    "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",
     "schema": "The JSON Schema of the report.",
 }
 """Command -> one line of help. The module is ``kvprobe.cli.<command>``, its function ``command``."""

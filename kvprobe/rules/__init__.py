@@ -9,6 +9,10 @@ from kvprobe.rules.base import Rule
 
 TOPICS = (
     "kvprobe_itself",
+    "compare",
+    "compare_decoding",
+    "compare_traps",
+    "compare_workload",
     "baseline",
     "run",
     "transfer",
