@@ -18,6 +18,7 @@ COMMANDS = {
     "topo": "Which GPUs can reach each other, and how (NVML, or saved nvidia-smi text).",
     "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
     "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",
+    "template": "Is bidirectional KV transfer safe with this chat template, and what does rendering cost?",
     "schema": "The JSON Schema of the report.",
 }
 """Command -> one line of help. The module is ``kvprobe.cli.<command>``, its function ``command``."""

@@ -9,6 +9,7 @@ from kvprobe.rules.base import Rule
 
 TOPICS = (
     "kvprobe_itself",
+    "topology",
     "compare",
     "compare_decoding",
     "compare_traps",
@@ -18,6 +19,7 @@ TOPICS = (
     "transfer",
     "transfer_quality",
     "budget",
+    "template",
 )  # fmt: skip
 
 

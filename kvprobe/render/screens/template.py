@@ -1,0 +1,113 @@
+"""The screen of ``kvprobe template``: where the turns part, and the matrix of chats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvprobe.render import Look
+from kvprobe.render.screens import Block
+from kvprobe.report import Report
+from kvprobe.units import format_seconds
+
+_CLIENT = {
+    "returned": "reasoning sent back",
+    "dropped": "reasoning dropped",
+    "none": "no reasoning",
+    "given": "",
+}
+
+
+def blocks(report: Report, look: Look) -> list[Block]:
+    """``turn 2 against turn 1``: one exchange as two lines of text, many as a table."""
+    result = report.result
+    body = _one(result, look) if len(result["cells"]) == 1 else _matrix(result, look)
+    found = [Block(title=f"turn 2 against turn 1 ({result['compared'].replace('_', ' ')})", body=tuple(body))]
+    cost = result.get("cost")
+    if cost:
+        found.append(Block(title="front end", body=(_cost(cost),)))
+    return found
+
+
+def _one(result: dict[str, Any], look: Look) -> list[RenderableType]:
+    where = result["diverges"]
+    if result["exact_prefix"] is None:
+        return [Text("no prompt: the template refused the conversation")]
+    if where is None:
+        chars = result["turn1_prompt_chars"] + result["generated_chars"]
+        return [Text(f"exact prefix: all {chars:,} characters of turn 1 and its answer")]
+    place = where["in"].replace("_", " ")
+    lines = [
+        Text(f"the texts part at character {where['offset']:,} of the {place}", style=""),
+        _side("turn 1", where["turn1_side"], look),
+        _side("turn 2", where["turn2_side"], look),
+        Text(
+            f"{result['chars_not_reusable']:,} of {result['turn1_prompt_chars'] + result['generated_chars']:,} characters cannot be reused; cause: {result['cause']}"
+        ),
+    ]
+    return list(lines)
+
+
+def _side(name: str, text: str, look: Look) -> Text:
+    shown = json.dumps(text, ensure_ascii=not look.unicode)
+    return Text(f"  {name}  ... {shown}")
+
+
+def _matrix(result: dict[str, Any], look: Look) -> list[RenderableType]:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim", expand=False)
+    for column in ("chat", "client", "switches", "prefix", "cause"):
+        table.add_column(column, overflow="fold")
+    for row in _rows(result["cells"]):
+        table.add_row(*row)
+    return [table]
+
+
+def _rows(cells: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+    """Cells that only differ in switches without effect share a line."""
+    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    for cell in cells:
+        safe = cell["bidirectional_safe"]
+        word = (
+            "holds"
+            if safe
+            else "BROKEN"
+            if safe is False
+            else "refused"
+            if cell["supported"]
+            else "not supported"
+        )
+        cause = "" if safe else cell["cause"] if safe is False else str(cell["template_error"])[:60]
+        key = (cell["title"], _CLIENT[cell["client"]], word, cause)
+        groups.setdefault(key, []).append(cell)
+    rows = []
+    for (title, client, word, cause), members in groups.items():
+        same = [c for c in cells if c["title"] == title and _CLIENT[c["client"]] == client]
+        texts = [_switches(c["switches"]) for c in members]
+        if len(members) == len(same) and len(same) > 1:
+            told = "any"
+        else:
+            told = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
+        rows.append((title, client, told, word, cause))
+    return sorted(rows, key=lambda r: [c["title"] for c in cells].index(r[0]))
+
+
+def _switches(switches: dict[str, Any]) -> str:
+    return ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in switches.items()) or "as served"
+
+
+def _cost(cost: dict[str, Any]) -> Text:
+    about = "" if cost["tokens_origin"] == "measured" else "about "
+    parts = [f"{about}{cost['tokens']:,} tokens: render {format_seconds(cost['render_seconds_median'])}"]
+    tokenise = cost["tokenise_seconds_median"]
+    parts.append(f"tokenise {format_seconds(tokenise)}" if tokenise is not None else "tokenise not measured")
+    text = (
+        ", ".join(parts)
+        + f" of CPU (median of {cost['samples']}, p90 of both {format_seconds(cost['cpu_seconds_p90'])})"
+    )
+    if cost["core_share"] is not None:
+        text += f"; {cost['core_share'] * 100:.3g} % of a core at {cost['rate']:g} requests/s"
+    return Text(text)
