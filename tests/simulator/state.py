@@ -1,0 +1,93 @@
+"""What the simulated deployment is told, remembers and counts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+BLOCK = 16
+LAYERS, BYTES_PER_BLOCK = 28, 32768
+
+
+@dataclass
+class Plan:
+    """Delays in seconds, and faults by name (tests/simulator/README.md)."""
+
+    prefill: float = 0.020
+    prefill_per_token: float = 0.0
+    transfer: float = 0.010
+    transfer_per_token: float = 0.0
+    schedule: float = 0.005
+    step: float = 0.002
+    first_contact: float = 0.0
+    proxy: float = 0.0
+    render: float = 0.004
+    interference: float = 0.0
+    """A decode step of a colocated server lasts this long while a prefill runs there."""
+    faults: tuple[str, ...] = ()
+    api_key: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    running: int = 0
+    side_channel_host: str = "127.0.0.1"
+    max_model_len: int = 32768
+    tokens_only: bool = False
+
+
+class State:
+    """Shared by all roles of one deployment; every request is logged with the simulator's own clock."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.lock = threading.Lock()
+        self.log: list[dict[str, Any]] = []
+        self.offered: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Request id -> (tokens, prompt) that prefill (or a bidirectional decode) keeps for a reader."""
+        self.side_channel_port = 0
+        self.side_channel_bytes = b""
+        self.contacts = 0
+        self.counters: dict[str, dict[str, float]] = {}
+        self.prefilling: dict[str, int] = {}
+        self.ports: dict[str, int] = {}
+
+    def has(self, fault: str) -> bool:
+        return fault in self.plan.faults
+
+    def count(self, role: str, name: str, amount: float = 1.0) -> None:
+        with self.lock:
+            mine = self.counters.setdefault(role, {})
+            mine[name] = mine.get(name, 0.0) + amount
+
+    def note(self, **fields: Any) -> dict[str, Any]:
+        entry = {"received": time.perf_counter(), **fields}
+        with self.lock:
+            self.log.append(entry)
+        return entry
+
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // BLOCK)
+
+
+def metrics_page(state: State, role: str) -> str:
+    """The series that vLLM exposes and kvprobe reads; a role without a connector has no nixl series."""
+    counted = state.counters.get(role, {})
+    labels = 'engine="0",model_name="m"'
+    lines = [
+        f"vllm:num_requests_running{{{labels}}} {state.plan.running}",
+        f"vllm:num_requests_waiting{{{labels}}} 0",
+        f'vllm:cache_config_info{{block_size="{BLOCK}",cache_dtype="auto",enable_prefix_caching="False",engine="0"}} 1',
+    ]
+    for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+        value = counted.get(source, 0.0)
+        lines.append(f'vllm:prompt_tokens_by_source_total{{{labels},source="{source}"}} {value}')
+    if not state.has("no_connector"):
+        for name in ("nixl_xfer_time_seconds", "nixl_post_time_seconds", "nixl_bytes_transferred", "nixl_num_descriptors"):  # fmt: skip
+            lines.append(f"vllm:{name}_count{{{labels}}} {counted.get('transfers', 0.0)}")
+            lines.append(f"vllm:{name}_sum{{{labels}}} {counted.get(name, 0.0)}")
+        lines += [
+            f"vllm:nixl_num_{name}_total{{{labels}}} {counted.get(name, 0.0)}"
+            for name in ("failed_transfers", "kv_expired_reqs", "notifications_after_expiry")
+        ]
+    return "\n".join(lines) + "\n"
