@@ -59,11 +59,19 @@ def rows(value: Any) -> list[dict[str, Any]]:
 
 
 def _all(result: Mapping[str, Any]) -> Iterator[Figure]:
+    yield from _pair(result)
+    for pair in rows(result.get("pairs")):
+        for figure in _pair(pair):
+            labels = {**figure.labels, "pair": str(pair.get("subject"))[:80]}
+            yield msgspec.structs.replace(figure, labels=labels)
+    yield from _sizes(result)
+
+
+def _pair(result: Mapping[str, Any]) -> Iterator[Figure]:
     yield from _transfers(rows(result.get("transfers")))
     yield from _ladder(rows(result.get("ladder")))
     yield from _tax(rows(result.get("tax")))
     yield from _fit(result.get("fit"))
-    yield from _sizes(result)
 
 
 def _transfers(transfers: list[dict[str, Any]]) -> Iterator[Figure]:
@@ -79,7 +87,7 @@ def _transfers(transfers: list[dict[str, Any]]) -> Iterator[Figure]:
             help="Median of one warm NIXL transfer.",
             value=value,
             unit="s",
-            labels=_labels(row, "op", "order", "prompt_tokens", "block_tokens", "pair"),
+            labels=_labels(row, "op", "order", "prompt_tokens", "in_flight"),
             statistic="median",
             samples=samples,
             better=LOWER,
@@ -88,9 +96,9 @@ def _transfers(transfers: list[dict[str, Any]]) -> Iterator[Figure]:
 
 def _ladder(ladder: list[dict[str, Any]]) -> Iterator[Figure]:
     for row in ladder:
-        labels = _labels(row, "rung", "name", "pair", "op")
+        labels = _labels(row, "rung", "name")
         bandwidth, seconds = number(row.get("bandwidth_bytes_per_second")), number(row.get("seconds"))
-        samples = _samples(row.get("samples")) or _samples(row.get("samples_seconds"))
+        samples = _samples(row.get("samples"))
         if bandwidth is not None:
             yield Figure(
                 name="rung_bandwidth_bytes_per_second",
@@ -139,7 +147,7 @@ _FIT = {
 def _fit(fit: Any) -> Iterator[Figure]:
     if not isinstance(fit, dict):
         return
-    for transport, row in fit.items():
+    for operation, row in fit.items():
         if not isinstance(row, dict):
             continue
         for key, (unit, better, text) in _FIT.items():
@@ -150,7 +158,7 @@ def _fit(fit: Any) -> Iterator[Figure]:
                     help=text,
                     value=value,
                     unit=unit,
-                    labels={"transport": str(transport)},
+                    labels={"operation": str(operation), **_labels(row, "transport")},
                     better=better,
                 )
 

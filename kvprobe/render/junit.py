@@ -36,7 +36,8 @@ def render(report: Report, look: Look) -> str:
     document.update_statistics()
     document.time = suite.time = round(report.run.duration_seconds or 0.0, 3)
     text = document.tostring()
-    return (text.decode() if isinstance(text, bytes) else text) + "\n"
+    body = text.decode() if isinstance(text, bytes) else text
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
 
 
 def _properties(report: Report) -> list[tuple[str, str]]:

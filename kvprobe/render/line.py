@@ -17,8 +17,14 @@ def render(report: Report, look: Look) -> str:
 def headline(report: Report) -> str:
     """Verdict, then the worst problem, or what was judged: the text leads directly to the problem."""
     word = WORDS[report.verdict.status]
-    reason = one_line(report.verdict.reasons[0]) if report.verdict.reasons else subject(report)
-    return f"{word} {reason}".strip()
+    if not report.verdict.reasons:
+        return f"{word} {subject(report)}"
+    reason = one_line(report.verdict.reasons[0])
+    return (
+        f"{word} with a warning: {reason}"
+        if report.verdict.status is VerdictStatus.GO
+        else f"{word} {reason}"
+    )
 
 
 def subject(report: Report) -> str:

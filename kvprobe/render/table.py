@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import re
+import textwrap
 from itertools import groupby
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.text import Text
 
 from kvprobe.finding import Finding, Status, VerdictStatus
@@ -59,12 +60,16 @@ def render(report: Report, look: Look) -> str:
     if not look.quiet:
         _draw(console, report, look)
     console.print(verdict_line(report, look))
-    text = out.getvalue()
+    text = (_UNSAFE if look.color else _UNSAFE_OR_COLOR).sub("", out.getvalue())
+    text = re.sub(r" +$", "", text, flags=re.MULTILINE)
     if not look.unicode:
         text = text.translate(_ASCII).encode("ascii", "replace").decode()
     return text
 
 
+# Text from logs, templates and other tools must not move the reader's cursor or retitle the terminal.
+_UNSAFE_OR_COLOR = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_UNSAFE = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 _ASCII = str.maketrans({
     "√": "+", "‼": "!", "×": "x", "→": ">", "←": "<", "·": "-", "…": "~", "–": "-", "—": "-", "µ": "u",
     "█": "#", "▉": "#", "▊": "#", "▋": "#", "▌": "#", "▍": "#", "▎": "#", "▏": "#", "─": "-", "│": "|",
@@ -119,7 +124,8 @@ def _finding(console: Console, finding: Finding, look: Look) -> None:
     if status is Status.PASS and not look.verbose:
         return
     for label, text in _details(finding, look):
-        console.print(_indented(label, text))
+        for row in _indented(label, text, console.width):
+            console.print(row)
 
 
 def _details(finding: Finding, look: Look) -> list[tuple[str, str]]:
@@ -144,10 +150,18 @@ def _details(finding: Finding, look: Look) -> list[tuple[str, str]]:
     return rows
 
 
-def _indented(label: str, text: str) -> RenderableType:
-    line = Text(f"{label:<9}", style="dim")
-    line.append(text)
-    return Padding(line, (0, 0, 0, 4))
+def _indented(label: str, text: str, width: int) -> list[Text]:
+    """Prose wraps under itself; a command stays on one line, so that it can be copied."""
+    room = max(30, width - 13)
+    rows = (
+        [text]
+        if text.startswith("$ ")
+        else textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
+    )
+    return [
+        Text.assemble("    ", (f"{label if index == 0 else '':<9}", "dim"), row)
+        for index, row in enumerate(rows or [""])
+    ]
 
 
 def verdict_line(report: Report, look: Look) -> Text:

@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from rich.console import RenderableType
+from rich.text import Text
 
 from kvprobe.render import Look
 from kvprobe.report import Report
@@ -26,5 +27,10 @@ def blocks(report: Report, look: Look) -> list[Block]:
     name = f"kvprobe.render.screens.{report.run.command.replace('-', '_')}"
     if not report.result or importlib.util.find_spec(name) is None:
         return []
-    found: list[Block] = importlib.import_module(name).blocks(report, look)
+    try:
+        found: list[Block] = importlib.import_module(name).blocks(report, look)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        # A stored report of another version, or edited by hand: its findings and verdict still hold.
+        told = f"this kvprobe cannot draw the result of this report ({type(error).__name__}: {error})"
+        return [Block("result", (Text(told, style="magenta"),))]
     return found
