@@ -27,6 +27,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Variables set on top of the user's environment."""
     backend: dict[str, str] = msgspec.field(default_factory=lambda: dict(VLLM_BACKEND))
     progress_thread: bool = True
+    kv_buffer_device: str = "cuda"
+    """``cpu``: through host buffers on both sides, READ only."""
 
     @property
     def name(self) -> str:
@@ -35,6 +37,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         extra = [f"{k}={v}" for k, v in sorted(self.env.items())]
         if self.backend != VLLM_BACKEND:
             extra += [f"{k}={v}" for k, v in sorted(self.backend.items())] or ["backend defaults"]
+        if self.kv_buffer_device == "cpu" and self.memory == "vram":
+            extra.append("kv_buffer_device=cpu")
         if self.processes == 1:
             extra.append("one process")
         if self.visibility != "one" and self.memory == "vram":
@@ -98,12 +102,24 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Per sample, the end of each request, when several were in flight."""
     overhead_seconds: tuple[float, ...] = ()
     """kvprobe's own share per sample: building the request in Python."""
+    stage_out_seconds: tuple[float, ...] = ()
+    """Device to host on the prefill side, per sample; only with kv_buffer_device=cpu, not part of ``seconds``."""
+    stage_in_seconds: tuple[float, ...] = ()
+    """Host to device on the decode side."""
     verified: bool = False
     """The bytes at the decode side were compared with the pattern."""
 
     @property
     def median_seconds(self) -> float | None:
         return median(self.seconds) if self.seconds else None
+
+    @property
+    def whole_seconds(self) -> float | None:
+        """Median of transfer and staging copies together; None without samples."""
+        if not self.stage_out_seconds:
+            return self.median_seconds
+        parts = zip(self.seconds, self.stage_out_seconds, self.stage_in_seconds, strict=True)
+        return median([sum(p) for p in parts])
 
     @property
     def sent_descriptors(self) -> int:

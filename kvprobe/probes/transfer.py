@@ -68,7 +68,7 @@ def worker_jobs(
             {"regions": first.regions, "descriptor_bytes": first.descriptor_bytes, "pool_blocks": pool}
         )
     common: dict[str, Any] = {
-        "memory": setup.memory,
+        "memory": "staged" if setup.kv_buffer_device == "cpu" and setup.memory == "vram" else setup.memory,
         "groups": groups,
         "backend": setup.backend,
         "progress_thread": setup.progress_thread,
@@ -167,6 +167,8 @@ def _series(step: Step, events: Sequence[Event]) -> Series | None:
         post_seconds=tuple(s["post_seconds"] for s in warm),
         request_seconds=tuple(tuple(s["request_seconds"]) for s in warm) if step.in_flight > 1 else (),
         overhead_seconds=tuple(s["make_seconds"] + s["release_seconds"] for s in warm),
+        stage_out_seconds=tuple(s["stage_out_seconds"] for s in warm if "stage_out_seconds" in s),
+        stage_in_seconds=tuple(s["stage_in_seconds"] for s in warm if "stage_in_seconds" in s),
         verified=any(
             e["event"] == "verified" and e["step"] == step.id and not e["bad_words"] for e in events
         ),

@@ -20,6 +20,8 @@ class Memory(Protocol):
     segment: str
     """NIXL's name: ``DRAM`` or ``VRAM``."""
     device: int
+    staged: bool
+    """True: what is registered is a copy in host memory (``kv_buffer_device=cpu``)."""
 
     def allocate(self, size_bytes: int) -> None:
         """Add one region."""
@@ -43,6 +45,7 @@ class DramMemory:
 
     segment = "DRAM"
     device = 0
+    staged = False
 
     def __init__(self) -> None:
         import numpy
@@ -90,6 +93,7 @@ class VramMemory:
     """GPU memory from torch's allocator, one tensor a region, as vLLM allocates its caches."""
 
     segment = "VRAM"
+    staged = False
 
     def __init__(self, device: int) -> None:
         try:
@@ -161,11 +165,60 @@ class VramMemory:
         }
 
 
+class StagedMemory(VramMemory):
+    """GPU regions with a host buffer each: NIXL moves the buffers, as with vLLM's ``kv_buffer_device=cpu``.
+
+    The copies are vLLM's own way of doing it: gather on the device, one pageable copy, scatter on the host, a
+    region at a time (vllm/platforms/cuda.py swap_out_blocks_to_host, insert_blocks_to_device).
+    """
+
+    segment = "DRAM"
+    staged = True
+
+    def __init__(self, device: int) -> None:
+        super().__init__(device)
+        self._gpu = device
+        self.device = 0
+        self._buffers: list[Any] = []
+
+    def allocate(self, size_bytes: int) -> None:
+        super().allocate(size_bytes)
+        self._buffers.append(self._torch.zeros(size_bytes // 4, dtype=self._torch.int32))
+
+    def addresses(self) -> list[int]:
+        return [buffer.data_ptr() for buffer in self._buffers]
+
+    def clear(self) -> None:
+        super().clear()
+        for buffer in self._buffers:
+            buffer.zero_()
+
+    def copy_blocks(self, region: int, block_bytes: int, blocks: list[int], *, to_host: bool) -> None:
+        """Copy blocks of one region between device and host buffer."""
+        words = block_bytes // 4
+        flat, buffer = self._regions[region], self._buffers[region]
+        whole = flat.numel() // words * words
+        device, host = flat[:whole].view(-1, words), buffer[:whole].view(-1, words)
+        index = self._torch.as_tensor(blocks)
+        if to_host:
+            host[index] = device[index.to(self._target)].cpu()
+        else:
+            device[index.to(self._target)] = host[index].to(self._target)
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self._target)
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "memory": "vram through a host buffer"}
+
+
 def _wrap(value: int) -> int:
     """``value`` as a signed 32-bit integer."""
     return (value + 2**31) % 2**32 - 2**31
 
 
 def make_memory(kind: str, device: int) -> Memory:
-    """``dram`` or ``vram``."""
+    """``dram``, ``vram``, or ``staged`` (VRAM behind a host buffer)."""
+    if kind == "staged":
+        return StagedMemory(device)
     return VramMemory(device) if kind == "vram" else DramMemory()

@@ -80,6 +80,8 @@ def _prefill(worker: Worker, link: Link) -> dict[str, Any]:
             order = message["write"]
             samples = _samples(worker, side, "WRITE", order, order["prefill_ids"], order["decode_ids"])
             link.send({"written": samples})
+        elif "stage" in message:
+            link.send({"staged": [side.stage(ids, to_host=True) for ids in message["stage"]]})
         elif "close" in message:
             side.close()
             link.send({"closed": True})
@@ -133,7 +135,7 @@ def _step(
     if verify:
         side.memory.clear()
     if step["op"] == "READ":
-        seconds = _samples(worker, side, "READ", order, decode_ids, prefill_ids)
+        seconds = _samples(worker, side, "READ", order, decode_ids, prefill_ids, link)
     else:
         link.send({"write": {**order, "prefill_ids": prefill_ids, "decode_ids": decode_ids}})
         seconds = float(_expect(side, link, "written"))
@@ -167,7 +169,13 @@ def _block_ids(order: str, pool: int, wanted: int, offset: int, chooser: random.
 
 
 def _samples(
-    worker: Worker, side: Side, operation: str, step: dict[str, Any], mine: list[Any], theirs: list[Any]
+    worker: Worker,
+    side: Side,
+    operation: str,
+    step: dict[str, Any],
+    mine: list[Any],
+    theirs: list[Any],
+    link: Link | None = None,
 ) -> float:
     """One cold sample of this shape, then warm ones: as many as asked for, within the step's seconds.
 
@@ -181,7 +189,13 @@ def _samples(
     timeout = worker.args["transfer_timeout_seconds"]
     while count < 1 + step["samples"]:
         with worker.limit(timeout + 5.0, f"{operation} {step['id']}"):
-            sample = side.transfer(operation, requests, timeout)
+            staged: dict[str, float] = {}
+            if side.memory.staged and link is not None:
+                link.send({"stage": theirs})
+                staged["stage_out_seconds"] = sum(_expect(side, link, "staged"))
+            sample = side.transfer(operation, requests, timeout) | staged
+            if side.memory.staged:
+                sample["stage_in_seconds"] = sum(side.stage(ids, to_host=False) for ids in mine)
         worker.emit("sample", step=step["id"], cold=count == 0, **sample)
         count += 1
         if count >= 1 + step.get("min_samples", 1) and time.perf_counter() - started > limit:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvprobe.workers.base import WorkerFailure
-from kvprobe.workers.memory import Memory
+from kvprobe.workers.memory import Memory, StagedMemory
 
 MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
 
