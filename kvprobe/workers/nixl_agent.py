@@ -190,6 +190,17 @@ class Side:
             if a
         )
 
+    def stage(self, ids: list[list[int]], *, to_host: bool) -> float:
+        """Copy the blocks between device and host buffer; seconds. Only for staged memory."""
+        memory = self.memory
+        assert isinstance(memory, StagedMemory)
+        started = time.perf_counter()
+        for group, blocks in zip(self.groups, ids, strict=True):
+            for region in range(group.first, group.first + group.regions):
+                memory.copy_blocks(region, group.descriptor_bytes, blocks, to_host=to_host)
+        memory.synchronize()
+        return time.perf_counter() - started
+
     def transfer(
         self, operation: str, requests: list[tuple[Any, Any]], timeout_seconds: float
     ) -> dict[str, Any]:
