@@ -59,6 +59,11 @@ def format_seconds(value: float) -> str:
     return f"{significant(value * 1e6)} us"
 
 
+def signed_seconds(value: float) -> str:
+    """+69.0 ms, -108 ms: for differences."""
+    return ("+" if value > 0 else "-" if value < 0 else "") + format_seconds(abs(value))
+
+
 def format_rate(value: float) -> str:
     """385 GB/s (decimal, as link speeds are sold)."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):

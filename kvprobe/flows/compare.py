@@ -16,6 +16,7 @@ from kvprobe.models.bench_facts import CompareFacts, SweepFacts
 from kvprobe.models.bench_goodput import Slo, check_slo, goodput
 from kvprobe.models.bench_log import DecodeLog, merge, read_decode_log
 from kvprobe.models.bench_metrics import compare_metrics
+from kvprobe.models.bench_overall import PointVerdict, decide_sweep
 from kvprobe.models.bench_sweep import Pair, by_load, cache_fills, capacity, pair_up
 from kvprobe.models.bench_verdict import (
     NOISE,
@@ -25,12 +26,11 @@ from kvprobe.models.bench_verdict import (
     Figures,
     blocked,
     decide,
-    overall,
 )
 from kvprobe.policy import Policy
 from kvprobe.probes.bench_results import Side, read_side
 from kvprobe.rules import compare as verdict_rules
-from kvprobe.rules import compare_decoding, compare_traps, compare_workload
+from kvprobe.rules import compare_decoding, compare_sweep, compare_traps, compare_workload
 from kvprobe.rules.base import run_rules
 
 _TRAPS = (*compare_workload.RULES, *compare_traps.RULES, *compare_decoding.RULES)
@@ -119,7 +119,10 @@ def _facts(pair: Pair, where: str | None, log: DecodeLog | None, slo: Slo) -> Co
 def _judge(facts: CompareFacts, policy: Policy) -> tuple[list[Finding], CompareFacts]:
     """Traps first; the figures are only weighed when none of them blocks."""
     traps = run_rules(_TRAPS, facts, policy)
-    blocking = tuple(dict.fromkeys(f.code for f in traps if f.status is Status.UNKNOWN and f.code))
+    codes = [f.code for f in traps if f.status is Status.UNKNOWN and f.code]
+    # Nothing completed: one finding says so, and both labels hold.
+    codes += ["failed_requests"] if "no_completed_requests" in codes else []
+    blocking = tuple(dict.fromkeys(codes))
     verdict = blocked(blocking)
     one, two = facts.colocated, facts.pd
     if verdict is not None or one is None or two is None:
@@ -141,7 +144,7 @@ def _judge(facts: CompareFacts, policy: Policy) -> tuple[list[Finding], CompareF
     if any(f.code == "itl_bundled" for f in traps):
         decision = Decision(verdict="itl_unusable")
     facts = msgspec.structs.replace(facts, figures=figures, decision=decision)
-    return traps + run_rules(verdict_rules.RULES_PAIR, facts, policy), facts
+    return traps + run_rules(verdict_rules.RULES, facts, policy), facts
 
 
 def _limit(policy: Policy, key: str, default: float) -> float:
@@ -157,19 +160,31 @@ def _sweep(
         assert pair.load is not None  # only a lone pair has none
         judged.append(_judge(_facts(pair, f"at {pair.load.words}", log, slo), policy))
     one, two = by_load(colocated.runs), by_load(pd.runs)
-    facts = SweepFacts(
-        colocated=capacity(one, slo),
-        pd=capacity(two, slo),
-        filled_cache=tuple(
-            (side, *loads)
-            for side, runs in (("colocated", one), ("P/D", two))
-            if (loads := cache_fills(runs)) is not None
-        ),
+    carried = capacity(one, slo), capacity(two, slo)
+    filled = tuple(
+        (side, *loads)
+        for side, runs in (("colocated", one), ("P/D", two))
+        if (loads := cache_fills(runs)) is not None
     )
-    sweep_findings = run_rules(verdict_rules.RULES_SWEEP, facts, policy)
-    verdicts = [point.decision.verdict for _, point in judged if point.decision]
-    verdict = "suspect_prefix_cache" if facts.filled_cache else overall(verdicts)
-    compared = any(not point.blocking for _, point in judged)
+    points = [
+        PointVerdict(
+            load=pair.load,
+            verdict=point.decision.verdict,
+            comparable=not point.blocking,
+            more_gpus=point.decision.more_gpus,
+        )
+        for (_, point), pair in zip(judged, pairs, strict=True)
+        if pair.load and point.decision
+    ]
+    facts = SweepFacts(
+        colocated=carried[0],
+        pd=carried[1],
+        filled_cache=filled,
+        decision=decide_sweep(points, *carried, filled_cache=bool(filled)),
+    )
+    sweep_findings = run_rules((compare_sweep.SWEEP_DECISION, *compare_sweep.RULES), facts, policy)
+    compared = any(point.comparable for point in points)
+    per_load = {rule.id for rule in verdict_rules.RULES}
     findings = [
         # Where other loads can be compared, one that cannot (the saturated end of a sweep) decides nothing.
         msgspec.structs.replace(f, status=Status.SKIP)
@@ -177,9 +192,10 @@ def _sweep(
         else f
         for found, point in judged
         for f in found
+        # The decision on each load stands in the table; the sweep has one of its own.
+        if f.id not in per_load or f.id == "KVP634"
     ]
-    findings = [*_collapsed(findings), *sweep_findings]
-    return findings, sweep_result([(p, f) for f, p in judged], facts, verdict, pairs)
+    return [*_collapsed(findings), *sweep_findings], sweep_result([(p, f) for f, p in judged], facts, pairs)
 
 
 def _collapsed(findings: list[Finding]) -> list[Finding]:
@@ -187,9 +203,9 @@ def _collapsed(findings: list[Finding]) -> list[Finding]:
     kept: list[Finding] = []
     for finding in findings:
         same = [f for f in findings if f.id == finding.id and f.status is Status.PASS]
-        if finding.status is not Status.PASS or finding.id == "KVP620" or len(same) == 1:
+        if finding.status is not Status.PASS or len(same) == 1:
             kept.append(finding)
         elif finding is same[0]:
-            where = f"{finding.where} and {len(same) - 1} more loads"
-            kept.append(msgspec.structs.replace(finding, where=where))
+            title = f"{finding.title} (and at {len(same) - 1} more load{'s' if len(same) > 2 else ''})"
+            kept.append(msgspec.structs.replace(finding, title=title))
     return kept

@@ -143,7 +143,6 @@ def _curves(run: BenchResult | None) -> dict[str, Any]:
 def sweep_result(
     judged: Sequence[tuple[CompareFacts, Sequence[Finding]]],
     facts: SweepFacts,
-    verdict: str,
     pairs: Sequence[Pair],
 ) -> dict[str, Any]:
     """A rate sweep: ``points`` holds a pair result a load; the metrics on top are those of the highest comparable one."""
@@ -160,7 +159,7 @@ def sweep_result(
         "comparable": bool(usable) and not facts.filled_cache,
         "blocking": blocking,
         "warnings": list(dict.fromkeys(w for p in points for w in p["warnings"])),
-        "verdict": verdict,
+        "verdict": facts.decision.verdict if facts.decision else None,
         "points": points,
         "capacity": {"colocated": _capacity(facts.colocated), "pd": _capacity(facts.pd)},
     }

@@ -15,6 +15,8 @@ from kvprobe.models.statistics import median
 _DECODE_STEPS_PER_PROMPT_TOKEN = 0.1 / 300
 _CACHE_CHECK_TOKENS = 2048
 _LATENCIES_NEEDED = 30
+_NO_STEP_MS = 1.0
+"""No decode step of a served model is shorter."""
 
 
 class Saturation(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,8 +144,9 @@ def bundling(run: BenchResult) -> Bundling | None:
     factor = _tokens_per_chunk(run, tpot, mean)
     if factor is not None and factor > 1.25:
         return msgspec.structs.replace(told, tokens_per_chunk=factor)
-    # Tokens that a proxy holds back and sends together: most gaps near 0, a few of many steps.
-    if mean is None or (middle is not None and middle < 0.2 * mean) or (middle is None and mean):
+    # Tokens that a proxy holds back and sends together: most gaps are 0, a few are many steps. A median far below
+    # the mean is no sign of it: prefills that stop decoding give that too.
+    if mean is None or middle is None or (middle < _NO_STEP_MS and middle < 0.2 * mean):
         return told
     return None
 

@@ -7,6 +7,7 @@ import msgspec
 from kvprobe.formats.bench_result import BenchResult
 from kvprobe.models.bench_goodput import Slo
 from kvprobe.models.bench_log import DecodeLog
+from kvprobe.models.bench_overall import SweepDecision
 from kvprobe.models.bench_sweep import Capacity, Load
 from kvprobe.models.bench_verdict import Decision, Figures
 
@@ -46,5 +47,6 @@ class SweepFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     colocated: Capacity | None
     pd: Capacity | None
+    decision: SweepDecision | None = None
     filled_cache: tuple[tuple[str, Load, Load], ...] = ()
     """Side, and two loads between which TTFT fell although the rate rose."""

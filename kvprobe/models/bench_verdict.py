@@ -66,7 +66,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """P/D misses a target that the user or the benchmark set."""
     more_gpus: bool = False
     tax_limit: str = ""
-    """What the TTFT was held against."""
+    """Why a longer TTFT counts as a price only, such as ``inside the TTFT target``."""
 
 
 def blocked(codes: Iterable[str]) -> str | None:
@@ -135,11 +135,11 @@ def _broken(checks: Sequence[SloCheck]) -> set[str]:
 def _tax_inside(figures: Figures, losses: Sequence[Change], goodput_lost: bool) -> tuple[bool, str]:
     target = next((c for c in figures.slo_pd if c.metric == "ttft"), None)
     if target is not None:
-        return target.met is True, "the TTFT target"
+        return target.met is True, "inside the TTFT target"
     if figures.goodput_colocated and figures.goodput_pd:
-        return not goodput_lost, "goodput"
+        return not goodput_lost, "goodput is kept"
     tax = max((c.pd - c.colocated for c in losses if c.name.startswith("TTFT")), default=0.0)
-    return tax <= figures.tax_limit_seconds, f"{figures.tax_limit_seconds * 1e3:g} ms (no target given)"
+    return tax <= figures.tax_limit_seconds, f"under {figures.tax_limit_seconds * 1e3:g} ms (no target given)"
 
 
 def _changes(figures: Figures) -> Iterable[Change | None]:
@@ -180,15 +180,3 @@ def _change(name: str, pair: MetricPair, unit: str, *, more_is_better: bool) -> 
     assert pair.colocated is not None and pair.pd is not None
     better = (pair.pd > pair.colocated) == more_is_better
     return Change(name=name, better=better, colocated=pair.colocated, pd=pair.pd, unit=unit)
-
-
-def overall(verdicts: Sequence[str]) -> str:
-    """One verdict for the points of a sweep; points that allow no conclusion do not count beside others."""
-    told = {v for v in verdicts if v not in INCONCLUSIVE}
-    if not told:
-        return next((v for _, v in LEADS_TO if v in verdicts), verdicts[0] if verdicts else "no_verdict")
-    if told <= {"pd_better", "no_difference"}:
-        return "pd_better" if "pd_better" in told else "no_difference"
-    if told <= {"pd_worse", "no_difference"}:
-        return "pd_worse"
-    return "mixed"

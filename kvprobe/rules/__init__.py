@@ -12,6 +12,7 @@ TOPICS = (
     "topology",
     "compare",
     "compare_decoding",
+    "compare_sweep",
     "compare_traps",
     "compare_workload",
     "baseline",

@@ -1,18 +1,17 @@
-"""KVP620, KVP633 to KVP635: did P/D beat colocated, inside the targets, and what explains the price?"""
+"""KVP620, KVP633, KVP634: did P/D beat colocated, inside the targets, and what explains the price?"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from kvprobe.finding import Expected, Finding, Quantity, Remedy, Status
-from kvprobe.models.bench_facts import CompareFacts, SweepFacts
+from kvprobe.models.bench_facts import CompareFacts
 from kvprobe.models.bench_goodput import SloCheck
 from kvprobe.models.bench_log import tax_share
-from kvprobe.models.bench_sweep import Capacity
 from kvprobe.models.bench_verdict import Change, Decision
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
-from kvprobe.units import format_seconds
+from kvprobe.units import format_seconds, signed_seconds
 
 _REPEAT = "Repeat both sides (three runs each, or more prompts) and pass directories: the range over the runs is then the yardstick."
 
@@ -22,29 +21,25 @@ def decision(facts: CompareFacts, policy: Policy) -> Iterable[Finding]:
     told = facts.decision
     if told is None:
         return
-    status = {
-        "pd_better": Status.PASS,
-        "no_difference": Status.PASS,
-        "pd_worse": Status.FAIL,
-        "mixed": Status.FAIL if told.slo_broken else Status.WARN,
-    }.get(told.verdict, Status.UNKNOWN)
     deciding = next(iter((*told.gains, *told.losses)), None)
     yield Finding(
         id="KVP620",
         name="pd-against-colocated",
-        status=status,
+        status=status_of(told.verdict, told.slo_broken),
         title=_sentence(told, facts),
         measured=_measured(deciding, facts),
         remedy=_remedy(told, facts),
-        notes=tuple(describe(c) for c in (*told.gains, *told.losses, *([told.price] if told.price else []))),
+        notes=_certainty(told, facts),
         where=facts.where,
         code=told.verdict,
     )
 
 
-def describe(change: Change) -> str:
-    """``ITL p99 169 ms with colocated, 29.2 ms with P/D (-83 %)``."""
-    return f"{change.name} {_value(change, change.colocated)} with colocated, {_value(change, change.pd)} with P/D ({_percent(change)})"
+def status_of(verdict: str, slo_broken: bool) -> Status:
+    """PASS, WARN, FAIL, or UNKNOWN where nothing may be concluded."""
+    mixed = Status.FAIL if slo_broken else Status.WARN
+    told = {"pd_better": Status.PASS, "no_difference": Status.PASS, "pd_worse": Status.FAIL, "mixed": mixed}
+    return told.get(verdict, Status.UNKNOWN)
 
 
 def _value(change: Change, value: float) -> str:
@@ -53,22 +48,24 @@ def _value(change: Change, value: float) -> str:
     return f"{value * 100:.3g} %" if change.unit == "ratio" else f"{value:.3g} {change.unit}"
 
 
-def _percent(change: Change) -> str:
-    if not change.colocated:
-        return "from none"
-    return f"{(change.pd / change.colocated - 1) * 100:+.2g} %" if abs(change.pd / change.colocated) < 10 else (
-        f"x{change.pd / change.colocated:.3g}"
-    )  # fmt: skip
-
-
 def _short(change: Change) -> str:
-    return (
-        f"{change.name} {_value(change, change.colocated)} → {_value(change, change.pd)} ({_percent(change)})"
-    )
+    told = how_much(change.pd / change.colocated if change.colocated else None)
+    return f"{change.name} {_value(change, change.colocated)} → {_value(change, change.pd)} ({told})"
 
 
-def _list(changes: Iterable[Change]) -> str:
-    return ", ".join(_short(c) for c in changes)
+def how_much(ratio: float | None) -> str:
+    """``+26 %``, ``-83 %``; from the double on ``3.1 times``."""
+    if ratio is None:
+        return "from none"
+    return f"{ratio:.2g} times" if ratio >= 2 else f"{(ratio - 1) * 100:+.2g} %"
+
+
+def _list(changes: tuple[Change, ...]) -> str:
+    """The changes that lead: a median before its tail, the token gaps before their mean."""
+    names = {c.name for c in changes}
+    hidden = {"TTFT p99"} if "TTFT median" in names else set()
+    hidden |= {"TPOT mean"} if any(n.startswith("ITL") for n in names) else set()
+    return ", ".join(_short(c) for c in changes if c.name not in hidden)
 
 
 def _sentence(told: Decision, facts: CompareFacts) -> str:
@@ -82,7 +79,7 @@ def _sentence(told: Decision, facts: CompareFacts) -> str:
         )
         if told.price:
             tax = told.price.pd - told.price.colocated
-            text += f"; TTFT tax {format_seconds(tax)}, inside {told.tax_limit}"
+            text += f"; TTFT tax {format_seconds(tax)}, {told.tax_limit}"
         return text
     if told.verdict == "pd_worse":
         gained = _list(told.gains) or "nothing"
@@ -119,6 +116,21 @@ def _measured(change: Change | None, facts: CompareFacts) -> Quantity | None:
         value=change.pd, unit=change.unit, statistic=statistic, samples=samples,
         note=f"P/D {change.name.split()[0]}; colocated {_value(change, change.colocated)}",
     )  # fmt: skip
+
+
+def _certainty(told: Decision, facts: CompareFacts) -> tuple[str, ...]:
+    """One sentence a decisive difference that has an interval."""
+    if facts.figures is None:
+        return ()
+    keys = {"TTFT median": "median_ttft_ms", "ITL p99": "p99_itl_ms"}
+    found = []
+    for change in (*told.gains, *told.losses, *([told.price] if told.price else [])):
+        pair = facts.figures.metrics.get(keys.get(change.name, ""))
+        if pair and pair.interval:
+            low, high = (signed_seconds(v / 1e3) for v in (pair.interval.low, pair.interval.high))
+            way = "saved requests" if pair.interval_from == "requests" else "the standard deviations"
+            found.append(f"{change.name}: the difference is {low} to {high} (95 % interval from {way}).")
+    return tuple(found)
 
 
 def _remedy(told: Decision, facts: CompareFacts) -> Remedy | None:
@@ -199,70 +211,8 @@ def tax_explained(facts: CompareFacts, policy: Policy) -> Iterable[Finding]:
     )  # fmt: skip
 
 
-RULES_PAIR: tuple[Rule[CompareFacts], ...] = (
+RULES: tuple[Rule[CompareFacts], ...] = (
     Rule("KVP620", "pd-against-colocated", decision),
     Rule("KVP633", "targets-met", targets),
     Rule("KVP634", "tax-explained-by-transfer", tax_explained),
 )
-
-
-def rates_carried(facts: SweepFacts, policy: Policy) -> Iterable[Finding]:
-    """KVP635: P/D carries at least the rate that colocated carries."""
-    one, two = facts.colocated, facts.pd
-    if one is None or two is None:
-        return
-    basis = {
-        "targets": "inside the targets",
-        "goodput": "with 90 % of the requests good",
-        "queue": "without a growing queue",
-    }[two.basis]
-    texts = [f"{side} {_carries(told)}" for side, told in (("colocated", one), ("P/D", two))]
-    status = Status.PASS
-    if two.carries is None or (one.carries and two.carries < one.carries):
-        status = Status.WARN
-    yield Finding(
-        id="KVP635",
-        name="rate-carried",
-        status=status,
-        title=f"Highest load {basis}: {', '.join(texts)}",
-        measured=Quantity(value=two.carries.request_rate, unit="requests/s") if two.carries else None,
-        expected=Expected(min=one.carries.request_rate, unit="requests/s", source="the colocated side")
-        if one.carries
-        else None,
-        remedy=Remedy(
-            text="The first stage to fill up sets the rate: add a prefill instance when TTFT breaks, a decode instance "
-            "when ITL or TPOT breaks."
-        )
-        if status is Status.WARN
-        else None,
-    )
-
-
-def _carries(told: Capacity) -> str:
-    held = told.carries.words if told.carries else "none of the measured ones"
-    if told.breaks_at is None:
-        return f"{held} (the highest measured)" if told.carries else held
-    return f"{held} (breaks at {told.breaks_at.words}: {told.because})"
-
-
-def sweep_is_cold(facts: SweepFacts, policy: Policy) -> Iterable[Finding]:
-    """KVP636: a sweep does not fill its own prefix cache from rate to rate."""
-    for side, low, high in facts.filled_cache:
-        yield Finding(
-            id="KVP636",
-            name="sweep-without-warm-cache",
-            status=Status.UNKNOWN,
-            title=f"{side}: TTFT falls by a third or more from {low.words} to {high.words}: later rates hit the prefix cache",
-            remedy=Remedy(
-                text="The same --seed sends the same prompts at every rate: give each rate its own --seed, reset the "
-                "prefix cache between runs, or start the servers with --no-enable-prefix-caching."
-            ),
-            code="suspect_prefix_cache",
-        )  # fmt: skip
-
-
-RULES_SWEEP: tuple[Rule[SweepFacts], ...] = (
-    Rule("KVP635", "rate-carried", rates_carried),
-    Rule("KVP636", "sweep-without-warm-cache", sweep_is_cold),
-)
-RULES = (*RULES_PAIR, *RULES_SWEEP)

@@ -178,7 +178,7 @@ def two_runs(facts: CompareFacts, policy: Policy) -> Iterable[Finding]:
 def requests_answered(facts: CompareFacts, policy: Policy) -> Iterable[Finding]:
     """KVP623: the requests were answered, because latencies cover successful ones only."""
     for side, run in facts.sides:
-        measured = Quantity(value=run.failed, unit="requests", note=f"of {run.sent}")
+        measured = Quantity(value=run.failed, unit=f"of {run.sent} requests")
         if not run.completed:
             yield Finding(
                 id="KVP623",
@@ -190,9 +190,9 @@ def requests_answered(facts: CompareFacts, policy: Policy) -> Iterable[Finding]:
                 where=facts.where or run.source,
                 code="no_completed_requests",
             )
-        share = run.failed / run.sent if run.sent else 0.0
-        if not run.failed:
+        if not run.completed or not run.failed:
             continue
+        share = run.failed / run.sent
         blocks = share > _FAILED_SHARE
         yield Finding(
             id="KVP623",
