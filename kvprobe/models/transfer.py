@@ -71,6 +71,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 1
 
     @property
+    def shape(self) -> tuple[tuple[int, int], ...]:
+        """Regions and descriptor size of each group: what must be prepared once."""
+        return tuple((g.regions, g.descriptor_bytes) for g in self.groups)
+
+    @property
     def bytes(self) -> int:
         return sum(g.regions * g.descriptor_bytes * g.blocks for g in self.groups) * self.in_flight
 

@@ -33,7 +33,7 @@ def measure(
 ) -> Evidence[TransferFacts]:
     """Run the steps and return what was measured, also when a side died half-way (``failure``).
 
-    All steps must share regions and descriptor sizes. ``budget_seconds`` bounds the steps; set-up may take a minute
+    ``budget_seconds`` bounds the steps; set-up may take a minute
     more. A failure is a fact here, not an exception: rules turn it into UNKNOWN.
     """
     jobs = worker_jobs(setup, steps, budget_seconds, transfer_timeout_seconds, verify)
@@ -60,16 +60,12 @@ def worker_jobs(
     setup: Setup, steps: Sequence[Step], budget_seconds: float, transfer_timeout_seconds: float, verify: bool
 ) -> list[WorkerJob]:
     """The children of one measurement: prefill and decode, or both roles in one process."""
-    groups = []
-    for i, first in enumerate(steps[0].groups):
-        blocks = max(step.groups[i].blocks * step.in_flight for step in steps)
-        pool = blocks + max(16, int(blocks * (_POOL_SLACK - 1)))
-        groups.append(
-            {"regions": first.regions, "descriptor_bytes": first.descriptor_bytes, "pool_blocks": pool}
-        )
+    shapes, sets = region_sets(steps)
+    keys = list(shapes)
     common: dict[str, Any] = {
         "memory": "staged" if setup.kv_buffer_device == "cpu" and setup.memory == "vram" else setup.memory,
-        "groups": groups,
+        "sets": sets,
+        "shapes": list(shapes.values()),
         "backend": setup.backend,
         "progress_thread": setup.progress_thread,
         "verify": verify,
@@ -79,7 +75,7 @@ def worker_jobs(
     }
     told = [
         {
-            "id": s.id, "op": s.op, "order": s.order, "blocks": [g.blocks for g in s.groups],
+            "id": s.id, "op": s.op, "order": s.order, "shape": keys.index(s.shape), "blocks": [g.blocks for g in s.groups],
             "samples": s.samples, "min_samples": s.min_samples, "max_seconds": s.max_seconds, "in_flight": s.in_flight,
         }
         for s in steps
@@ -104,6 +100,35 @@ def worker_jobs(
             )
         )
     return jobs
+
+
+def region_sets(
+    steps: Sequence[Step],
+) -> tuple[dict[tuple[tuple[int, int], ...], list[dict[str, int]]], list[dict[str, int]]]:
+    """The shapes of the steps, and the sets of regions that hold them all.
+
+    Shapes with as many regions share them: another block size only cuts the same memory differently.
+    """
+    sizes: dict[tuple[int, int], int] = {}
+    for step in steps:
+        for i, group in enumerate(step.groups):
+            blocks = group.blocks * step.in_flight
+            pool = blocks + max(16, int(blocks * (_POOL_SLACK - 1)))
+            sizes[i, group.regions] = max(sizes.get((i, group.regions), 0), pool * group.descriptor_bytes)
+    order = list(sizes)
+    shapes: dict[tuple[tuple[int, int], ...], list[dict[str, int]]] = {}
+    for step in steps:
+        shapes[step.shape] = [
+            {
+                "set": order.index((i, group.regions)),
+                "regions": group.regions,
+                "descriptor_bytes": group.descriptor_bytes,
+                "pool_blocks": sizes[i, group.regions] // group.descriptor_bytes,
+            }
+            for i, group in enumerate(step.groups)
+        ]
+    sets = [{"regions": regions, "bytes": size // 4 * 4} for (_, regions), size in sizes.items()]
+    return shapes, sets
 
 
 def _env(setup: Setup, gpus: list[int]) -> dict[str, str | None]:

@@ -81,7 +81,14 @@ def _prefill(worker: Worker, link: Link) -> dict[str, Any]:
             samples = _samples(worker, side, "WRITE", order, order["prefill_ids"], order["decode_ids"])
             link.send({"written": samples})
         elif "stage" in message:
-            link.send({"staged": [side.stage(ids, to_host=True) for ids in message["stage"]]})
+            link.send(
+                {
+                    "staged": [
+                        side.stage(side.shapes[message["shape"]], ids, to_host=True)
+                        for ids in message["stage"]
+                    ]
+                }
+            )
         elif "close" in message:
             side.close()
             link.send({"closed": True})
@@ -102,7 +109,7 @@ def _decode(worker: Worker, link: Link) -> dict[str, Any]:
     done = 0
     slowest: dict[str, float] = {}
     for number, step in enumerate(steps):
-        size = _bytes(side, step)
+        size = side.shapes[step["shape"]].bytes(step["blocks"]) * step.get("in_flight", 1)
         expected = size * slowest.get(step["order"], 0.0) * (1 + step["min_samples"])
         if time.perf_counter() + expected > ends_at:
             worker.emit("skipped", step=step["id"], reason="the time budget was used up")
@@ -124,7 +131,8 @@ def _step(
     requests = range(step.get("in_flight", 1))
     prefill_ids: list[list[list[int]]] = [[] for _ in requests]
     decode_ids: list[list[list[int]]] = [[] for _ in requests]
-    for group, blocks in zip(side.groups, step["blocks"], strict=True):
+    shape = side.shapes[step["shape"]]
+    for group, blocks in zip(shape.groups, step["blocks"], strict=True):
         wanted = blocks * len(prefill_ids)
         for target, offset in ((prefill_ids, 3), (decode_ids, 7)):
             ids = _block_ids(step["order"], group.pool_blocks, wanted, offset, chooser)
@@ -141,7 +149,7 @@ def _step(
         seconds = float(_expect(side, link, "written"))
     if verify:
         bad: int = sum(
-            side.mismatches(mine, theirs) for mine, theirs in zip(decode_ids, prefill_ids, strict=True)
+            side.mismatches(shape, mine, theirs) for mine, theirs in zip(decode_ids, prefill_ids, strict=True)
         )
         worker.emit("verified", step=step["id"], bad_words=bad)
         if bad:
@@ -150,13 +158,6 @@ def _step(
                 "Do not serve over this path; report it to the NIXL and UCX projects with this run's recording.",
             )
     return seconds
-
-
-def _bytes(side: Side, step: dict[str, Any]) -> int:
-    total = 0
-    for group, blocks in zip(side.groups, step["blocks"], strict=True):
-        total += group.regions * group.descriptor_bytes * int(blocks)
-    return total * int(step.get("in_flight", 1))
 
 
 def _block_ids(order: str, pool: int, wanted: int, offset: int, chooser: random.Random) -> list[int]:
@@ -181,7 +182,8 @@ def _samples(
 
     Returns the seconds of the last one.
     """
-    requests = [(side.indices(a), side.indices(b)) for a, b in zip(mine, theirs, strict=True)]
+    shape = side.shapes[step["shape"]]
+    requests = [(shape.indices(a), shape.indices(b)) for a, b in zip(mine, theirs, strict=True)]
     started = time.perf_counter()
     limit = min(step["max_seconds"], step["seconds_left"])
     count = 0
@@ -191,11 +193,11 @@ def _samples(
         with worker.limit(timeout + 5.0, f"{operation} {step['id']}"):
             staged: dict[str, float] = {}
             if side.memory.staged and link is not None:
-                link.send({"stage": theirs})
+                link.send({"stage": theirs, "shape": step["shape"]})
                 staged["stage_out_seconds"] = sum(_expect(side, link, "staged"))
-            sample = side.transfer(operation, requests, timeout) | staged
+            sample = side.transfer(shape, operation, requests, timeout) | staged
             if side.memory.staged:
-                sample["stage_in_seconds"] = sum(side.stage(ids, to_host=False) for ids in mine)
+                sample["stage_in_seconds"] = sum(side.stage(shape, ids, to_host=False) for ids in mine)
         worker.emit("sample", step=step["id"], cold=count == 0, **sample)
         count += 1
         if count >= 1 + step.get("min_samples", 1) and time.perf_counter() - started > limit:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvprobe.workers.base import WorkerFailure
 from kvprobe.workers.memory import Memory, StagedMemory
+from kvprobe.workers.nixl_shape import Ids, Shape
 
 MODULES = ("nixl_cu13", "nixl_cu12", "nixl")
 
@@ -67,24 +68,6 @@ def ucx_version() -> str | None:
     return str(library.ucp_get_version_string().decode())
 
 
-class Group:
-    """``regions`` regions of ``pool_blocks`` blocks of ``descriptor_bytes``; first region number ``first``."""
-
-    def __init__(self, spec: dict[str, Any], first: int) -> None:
-        self.regions: int = spec["regions"]
-        self.descriptor_bytes: int = spec["descriptor_bytes"]
-        self.pool_blocks: int = spec["pool_blocks"]
-        self.first = first
-        if self.descriptor_bytes % 4:
-            raise WorkerFailure(f"Blocks of {self.descriptor_bytes} bytes are not a multiple of 4.")
-
-    def rows(self, addresses: list[int], device: int) -> list[tuple[int, int, int, int, int]]:
-        """Strided descriptors ``(address, length, device, stride, count)``, one a region."""
-        size = self.descriptor_bytes
-        mine = addresses[self.first : self.first + self.regions]
-        return [(address, size, device, size, self.pool_blocks) for address in mine]
-
-
 class Side:
     """An agent with its memory; the peer's memory once :meth:`connect` has run."""
 
@@ -94,15 +77,15 @@ class Side:
         self.np = numpy
         self.memory = memory
         self.timings: dict[str, float] = {}
-        self.groups: list[Group] = []
-        first = 0
         started = time.perf_counter()
-        for spec in args["groups"]:
-            group = Group(spec, first)
-            self.groups.append(group)
-            first += group.regions
-            for _ in range(group.regions):
-                memory.allocate(group.descriptor_bytes * group.pool_blocks)
+        sizes: list[int] = []
+        first_of_set: list[int] = []
+        for region_set in args["sets"]:
+            first_of_set.append(len(sizes))
+            sizes += [region_set["bytes"]] * region_set["regions"]
+        self.shapes = [Shape(specs, first_of_set) for specs in args["shapes"]]
+        for size in sizes:
+            memory.allocate(size)
         memory.fill()
         self.timings["memory_seconds"] = time.perf_counter() - started
         self.api, self.package, self.version = import_nixl()
@@ -114,13 +97,10 @@ class Side:
         self._create_backend(dict(args.get("backend") or {}))
         self.timings["agent_seconds"] = time.perf_counter() - started
         started = time.perf_counter()
-        sizes = [g.descriptor_bytes * g.pool_blocks for g in self.groups for _ in range(g.regions)]
         regions = [(a, n, memory.device, "") for a, n in zip(memory.addresses(), sizes, strict=True)]
         self.registered = self.agent.register_memory(regions, memory.segment)
         self.timings["register_seconds"] = time.perf_counter() - started
         self.peer_name = ""
-        self.local: Any = None
-        self.remote: Any = None
 
     def _create_backend(self, parameters: dict[str, str]) -> None:
         if "UCX" not in self.agent.get_plugin_list():
@@ -145,6 +125,11 @@ class Side:
         """What the peer needs: metadata, addresses, segment."""
         return {
             "metadata": base64.b64encode(self.agent.get_agent_metadata()).decode(),
+            **self.describe_memory(),
+        }
+
+    def describe_memory(self) -> dict[str, Any]:
+        return {
             "addresses": self.memory.addresses(),
             "device": self.memory.device,
             "segment": self.memory.segment,
@@ -157,52 +142,39 @@ class Side:
         self.peer_name = name.decode() if isinstance(name, bytes) else name
         self.timings["add_remote_agent_seconds"] = time.perf_counter() - started
         started = time.perf_counter()
-        self.local = self._prepare(
-            "NIXL_INIT_AGENT", self.memory.addresses(), self.memory.device, self.memory.segment
-        )
-        self.remote = self._prepare(self.peer_name, peer["addresses"], peer["device"], peer["segment"])
+        mine, theirs = self.describe_memory(), peer
+        for shape in self.shapes:
+            shape.local = self._prepare(shape, "NIXL_INIT_AGENT", mine)
+            shape.remote = self._prepare(shape, self.peer_name, theirs)
         self.timings["prepare_descriptors_seconds"] = time.perf_counter() - started
 
-    def _prepare(self, agent: str, addresses: list[int], device: int, segment: str) -> Any:
-        rows = [row for group in self.groups for row in group.rows(addresses, device)]
-        strided = self.np.array(rows, dtype=self.np.uint64)
-        if tuple(int(p) for p in re.findall(r"\d+", self.version)[:2]) >= (1, 5):
-            return self.agent.prep_xfer_dlist(agent, strided, segment)
-        flat = [(a + i * stride, size, dev) for a, size, dev, stride, count in rows for i in range(count)]
-        return self.agent.prep_xfer_dlist(agent, self.np.array(flat, dtype=self.np.uint64), segment)
+    def _prepare(self, shape: Shape, agent: str, memory: dict[str, Any]) -> Any:
+        return shape.prepare(
+            self.agent, self.version, agent, memory["addresses"], memory["device"], memory["segment"]
+        )
 
-    def indices(self, ids: list[list[int]]) -> Any:
-        """Descriptor indices of block ids (a list per group), region by region."""
-        np = self.np
-        parts, base = [], 0
-        for group, blocks in zip(self.groups, ids, strict=True):
-            starts = base + np.arange(group.regions, dtype=np.int32)[:, None] * group.pool_blocks
-            parts.append((starts + np.asarray(blocks, dtype=np.int32)[None, :]).ravel())
-            base += group.regions * group.pool_blocks
-        return np.concatenate(parts).astype(np.int32)
-
-    def mismatches(self, mine: list[list[int]], theirs: list[list[int]]) -> int:
+    def mismatches(self, shape: Shape, mine: Ids, theirs: Ids) -> int:
         """Words that did not arrive, over all groups."""
         return sum(
             self.memory.mismatches(group.first + r, group.descriptor_bytes, a, b)
-            for group, a, b in zip(self.groups, mine, theirs, strict=True)
+            for group, a, b in zip(shape.groups, mine, theirs, strict=True)
             for r in range(group.regions)
             if a
         )
 
-    def stage(self, ids: list[list[int]], *, to_host: bool) -> float:
+    def stage(self, shape: Shape, ids: Ids, *, to_host: bool) -> float:
         """Copy the blocks between device and host buffer; seconds. Only for staged memory."""
         memory = self.memory
         assert isinstance(memory, StagedMemory)
         started = time.perf_counter()
-        for group, blocks in zip(self.groups, ids, strict=True):
+        for group, blocks in zip(shape.groups, ids, strict=True):
             for region in range(group.first, group.first + group.regions):
                 memory.copy_blocks(region, group.descriptor_bytes, blocks, to_host=to_host)
         memory.synchronize()
         return time.perf_counter() - started
 
     def transfer(
-        self, operation: str, requests: list[tuple[Any, Any]], timeout_seconds: float
+        self, shape: Shape, operation: str, requests: list[tuple[Any, Any]], timeout_seconds: float
     ) -> dict[str, Any]:
         """Post the requests at once and poll until all are done; seconds count from the first post.
 
@@ -213,7 +185,7 @@ class Side:
         cpu = time.process_time()
         started = time.perf_counter()
         handles = [
-            agent.make_prepped_xfer(operation, self.local, mine, self.remote, theirs, b"kvprobe")
+            agent.make_prepped_xfer(operation, shape.local, mine, shape.remote, theirs, b"kvprobe")
             for mine, theirs in requests
         ]
         made = time.perf_counter()
@@ -277,7 +249,8 @@ class Side:
 
     def close(self) -> None:
         """Destroy in order: UCX prints its tables of used protocols when the worker goes."""
-        self.local = self.remote = None
+        for shape in self.shapes:
+            shape.local = shape.remote = None
         gc.collect()
         if self.peer_name:
             self.agent.remove_remote_agent(self.peer_name)

@@ -120,3 +120,23 @@ def test_recorded_and_replayed(tmp_path: Path) -> None:
     recording.close()
     again = measure(ReplaySystem(tmp_path), DRAM, [step("READ", "shuffled")], budget_seconds=10)
     assert again.facts == first.facts
+
+
+def test_other_block_sizes_and_layouts_share_one_registration() -> None:
+    steps = []
+    for regions, size, blocks in ((4, 4096, 64), (4, 16384, 16), (1, 16384, 64)):
+        group = StepGroup(regions=regions, descriptor_bytes=size, blocks=blocks)
+        steps.append(
+            Step(
+                id=f"{regions}x{size}",
+                op="READ",
+                order="shuffled",
+                prompt_tokens=1024,
+                groups=(group,),
+                samples=2,
+            )
+        )
+    facts = measure(System(), DRAM, steps, budget_seconds=20).facts
+    assert facts.failure is None and all(s.verified for s in facts.series)
+    assert [s.descriptors for s in facts.series] == [256, 64, 64]
+    assert len({s.bytes for s in facts.series}) == 1
