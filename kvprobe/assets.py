@@ -25,3 +25,18 @@ def profile_path(name: str) -> Path:
         return path
     names = ", ".join(sorted(p.stem for p in folder.glob("*.toml")))
     raise UsageError(f"There is no profile {name!r}.", f"Profiles: {names}.")
+
+
+def docs_dir() -> Path:
+    """The folder of the rules' pages, one ``KVPnnn.md`` each."""
+    return _PACKAGE / "docs"
+
+
+def gates() -> dict[str, Path]:
+    """The ready-made gates under ``checks/`` by their path there, such as ``systemd/kvprobe.timer``."""
+    folder = checks_dir()
+    return {
+        str(path.relative_to(folder)): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.relative_to(folder).parts[0] not in ("profiles", "signatures")
+    }

@@ -54,8 +54,8 @@ def number(value: Any) -> float | None:
 
 
 def rows(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; empty if it is not one."""
-    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+    """The objects in a list (or in the tuple that a draft still holds); empty if it is not one."""
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list | tuple) else []
 
 
 def _all(result: Mapping[str, Any]) -> Iterator[Figure]:
@@ -199,6 +199,6 @@ def _labels(row: Mapping[str, Any], *names: str) -> dict[str, str]:
 
 
 def _samples(value: Any) -> tuple[float, ...]:
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         return ()
     return tuple(v for v in map(number, value) if v is not None)

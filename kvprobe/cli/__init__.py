@@ -19,6 +19,14 @@ COMMANDS = {
     "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
     "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",
     "template": "Is bidirectional KV transfer safe with this chat template, and what does rendering cost?",
+    "last": "The newest stored run, for monitors; a stale one is UNKNOWN.",
+    "report": "Print a stored report again, in any format.",
+    "judge": "Judge a stored report by another policy.",
+    "baseline": "Keep a good run and compare later runs with it.",
+    "explain": "What a check checks, why it matters, what to do.",
+    "config": "Which configuration value holds, and where it came from.",
+    "gates": "Ready-made cron, systemd, CI, Kubernetes and monitoring files.",
+    "env": "Versions and settings for a bug report, secrets removed.",
     "schema": "The JSON Schema of the report.",
 }
 """Command -> one line of help. The module is ``kvprobe.cli.<command>``, its function ``command``."""
@@ -74,8 +82,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = cli.main(args=arguments, prog_name="kvprobe", standalone_mode=False)
         return code if isinstance(code, int) else ExitCode.GO
     except click.ClickException as error:
+        from kvprobe.cli.failure import report_usage_error
+
         error.show()
-        return ExitCode.USAGE
+        return report_usage_error(error, arguments)
     except UsageError as error:
         click.echo(f"kvprobe: {error}", err=True)
         return ExitCode.USAGE
@@ -85,8 +95,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("kvprobe: interrupted.", err=True)
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our stdout (head, grep -q) has gone: nobody is left to tell.
+    except (BrokenPipeError, SystemExit):
+        # The reader of our stdout (head, grep -q) has gone: nobody is left to tell. Click turns that into exit
+        # code 1, which would be NO-GO.
         sys.stdout = None
         return ExitCode.UNKNOWN
     except Exception as error:  # noqa: BLE001  a crash is "unknown", never "no-go"

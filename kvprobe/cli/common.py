@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
+import functools
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
 from click.core import ParameterSource
 
-from kvprobe.cli import output, settings
-from kvprobe.cli.options import Common, common_options, judging_options, output_options
+from kvprobe.cli import options, output, settings
+from kvprobe.cli.keeping import kept, with_baseline
+from kvprobe.cli.options import Common, common_options
 from kvprobe.cli.progress import TerminalProgress
 from kvprobe.errors import KvprobeError, UsageError
 from kvprobe.finding import ExitCode, Finding, Verdict, VerdictStatus, judge
@@ -26,12 +27,60 @@ from kvprobe.render import Look
 from kvprobe.report import PolicyUsed, Report, Run
 from kvprobe.rules.kvprobe_itself import not_measured
 from kvprobe.rules.run import crashed, expired_waivers, interrupted
-from kvprobe.store import KEPT, Store, state_dir
+from kvprobe.store import Store, state_dir
 from kvprobe.system import RecordingSystem, ReplaySystem, System
 
-__all__ = ["Common", "common_options", "execute", "judging_options", "output_options"]
+__all__ = [
+    "Common",
+    "common_options",
+    "execute",
+    "finish",
+    "judging_options",
+    "let_through",
+    "load_policy",
+    "output_options",
+    "present",
+    "rolled_up",
+]
 
+F = TypeVar("F", bound=Callable[..., Any])
 Flow = Callable[[Door, dict[str, Any]], Draft]
+
+
+def output_options(function: F) -> F:
+    """Only the options that say how a report is shown; for commands that print a stored one."""
+    return options.output_options(_guarded(function))
+
+
+def judging_options(function: F) -> F:
+    """Options that say how a stored report is judged and shown."""
+    return options.judging_options(_guarded(function))
+
+
+def _guarded(function: F) -> F:
+    """What goes wrong in the command becomes a report too, in the format that was asked for."""
+
+    @functools.wraps(function)
+    def wrapper(ctx: click.Context, common: Common, **params: Any) -> Any:
+        try:
+            return function(ctx, common, **params)
+        except KvprobeError as error:
+            present(ctx, failed_report(ctx.info_name or "", error), common)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def failed_report(command: str, error: KvprobeError, *, told: bool = False) -> Report:
+    """The document of a call that ended before there was anything to judge; ``told``: stderr has its sentence."""
+    usage = isinstance(error, UsageError)
+    if usage and not told:
+        click.echo(f"kvprobe: {error}", err=True)
+    policy = Policy(name="none", source="not loaded")
+    findings = () if usage else tuple(not_measured(error, policy))
+    draft = _failed(error.reason, error.remedy, findings)
+    now = datetime.datetime.now(datetime.UTC)
+    run = Run(command=command, argv=tuple(sys.argv[1:]), started_at=now.isoformat(timespec="seconds"))
+    return finish(draft, run, policy, None, now.date(), ExitCode.USAGE if usage else None)
 
 
 def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Flow) -> NoReturn:
@@ -48,7 +97,7 @@ def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Fl
     progress = TerminalProgress(common.progress, quiet=common.quiet)
     store = Store(state_dir(settings.settings_of(ctx).state_dir))
     started = datetime.datetime.now(datetime.UTC)
-    with _kept(store, command, common) as keep:
+    with kept(store, command, replayed=bool(common.replay)) as keep:
         try:
             _check_hand_typed(ctx, common)
             policy = load_policy(common, ctx)
@@ -57,7 +106,7 @@ def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Fl
             with progress:
                 draft = flow(Door(system=system, policy=policy, progress=progress), params)
             if common.baseline:
-                draft = _with_baseline(draft, command, common.baseline, store, policy)
+                draft = with_baseline(draft, command, common.baseline, store, policy)
         except UsageError as error:
             draft = Draft(error={"reason": error.reason, "remedy": error.remedy})
             code = ExitCode.USAGE
@@ -73,7 +122,7 @@ def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Fl
             findings = tuple(crashed(error, policy))
             draft = _failed(findings[0].title, "", findings)
         report = finish(draft, _run(command, system, started), policy, common.fail_on, started.date(), code)
-        report = _let_through(report, common)
+        report = let_through(report, common)
         if not system.replayed_from:
             keep(report)
     present(ctx, report, common)
@@ -98,24 +147,36 @@ def finish(
 ) -> Report:
     """Waivers, roll-up, report: the last pure step of every command."""
     effective = fail_on or draft.fail_on or policy.fail_on
-    findings: tuple[Finding, ...] = (
-        *apply_waivers(draft.findings, policy, today),
-        *expired_waivers(today, policy),
-    )
-    if code == ExitCode.USAGE:
-        reason = (draft.error or {}).get("reason", "usage error")
-        verdict = Verdict(status=VerdictStatus.UNKNOWN, exit_code=code, reasons=(reason,))
-    else:
-        verdict = judge(findings, required=draft.required, fail_on=effective)
-    return Report(
+    report = Report(
         run=run,
         subject=draft.subject,
-        policy=PolicyUsed(name=policy.name, source=policy.source, fail_on=effective, required=draft.required),
-        verdict=verdict,
-        findings=tuple(sorted(findings, key=lambda f: f.id)),
+        verdict=Verdict(status=VerdictStatus.UNKNOWN, exit_code=ExitCode.UNKNOWN),
+        findings=draft.findings,
         evidence=draft.evidence,
         result=draft.result,
         error=draft.error,
+    )
+    report = rolled_up(report, policy, required=draft.required, fail_on=effective, today=today)
+    if code == ExitCode.USAGE:
+        reason = (draft.error or {}).get("reason", "usage error")
+        verdict = Verdict(status=VerdictStatus.UNKNOWN, exit_code=code, reasons=(reason,))
+        report = msgspec.structs.replace(report, verdict=verdict)
+    return report
+
+
+def rolled_up(
+    report: Report, policy: Policy, *, required: tuple[str, ...], fail_on: str, today: datetime.date
+) -> Report:
+    """The report with waivers applied, its verdict by ``policy``, and findings in order of id."""
+    findings: tuple[Finding, ...] = (
+        *apply_waivers(report.findings, policy, today),
+        *expired_waivers(today, policy),
+    )
+    return msgspec.structs.replace(
+        report,
+        policy=PolicyUsed(name=policy.name, source=policy.source, fail_on=fail_on, required=required),
+        verdict=judge(findings, required=required, fail_on=fail_on),
+        findings=tuple(sorted(findings, key=lambda f: f.id)),
     )
 
 
@@ -145,7 +206,7 @@ def _check_hand_typed(ctx: click.Context, common: Common) -> None:
         raise UsageError("--unknown-is works only on the command line, not from the environment or a file.")
 
 
-def _let_through(report: Report, common: Common) -> Report:
+def let_through(report: Report, common: Common) -> Report:
     """``--unknown-is go``: exit code 0, while the report goes on saying UNKNOWN and why it was let through."""
     verdict = report.verdict
     if (
@@ -181,53 +242,6 @@ def _run(command: str, system: System, started: datetime.datetime) -> Run:
         replayed_from=system.replayed_from,
         interrupted=system.interrupted,
     )
-
-
-@contextlib.contextmanager
-def _kept(store: Store, command: str, common: Common) -> Iterator[Callable[[Report], None]]:
-    """Keeps the run's report for ``kvprobe last``; a store that cannot be written costs one line on stderr."""
-    if command not in KEPT or common.replay:
-        yield lambda report: None
-        return
-
-    def keep(report: Report) -> None:
-        with _telling():
-            store.keep(report)
-
-    with contextlib.ExitStack() as stack:
-        with _telling():
-            stack.enter_context(store.running(command))
-        yield keep
-
-
-@contextlib.contextmanager
-def _telling() -> Iterator[None]:
-    try:
-        yield
-    except UsageError as error:
-        click.echo(f"kvprobe: not kept for `kvprobe last`: {error}", err=True)
-
-
-def _with_baseline(draft: Draft, command: str, asked: str, store: Store, policy: Policy) -> Draft:
-    from kvprobe.report import decode
-    from kvprobe.rules.baseline import compare, told_by
-
-    if asked == "stored":
-        before = store.baseline(command)
-    else:
-        try:
-            before = decode(Path(asked).read_bytes(), asked)
-        except OSError as error:
-            raise UsageError(f"--baseline {asked} cannot be read: {error.strerror}.") from None
-    now = Report(
-        run=Run(command=command),
-        verdict=judge(draft.findings),
-        subject=draft.subject,
-        evidence=draft.evidence,
-        result=draft.result,
-    )
-    findings = compare(told_by(now, before), policy)
-    return dataclasses.replace(draft, findings=(*draft.findings, *findings))
 
 
 def _open_system(

@@ -74,7 +74,12 @@ def emit(report: Report, form: str, output: str | None, look: Look) -> None:
     if output:
         write_report(report, form, output, look)
     else:
-        click.echo(renderer(form)(report, look), nl=False, color=True)
+        text = renderer(form)(report, look)
+        try:
+            click.echo(text, nl=False, color=True)
+        except BrokenPipeError:
+            # The reader (head, grep -q) has enough; the exit code still tells the verdict.
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
 
 
 def exit_code(report: Report, form: str) -> int:

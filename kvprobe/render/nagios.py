@@ -20,7 +20,8 @@ _UOM = {"s": "s", "B": "B", "B/s": "B"}
 
 
 def render(report: Report, look: Look) -> str:
-    text = headline(report).replace("|", "/")
+    # "UNKNOWN - UNKNOWN ..." says it twice.
+    text = headline(report).replace("|", "/").removeprefix("UNKNOWN ")
     data = " ".join([*_checks(report), *map(_figure, figures(report.result))])
     line = f"KVPROBE {_WORDS[exit_code(report)]} - {text}"
     return f"{line} | {data}\n" if data else f"{line}\n"

@@ -67,36 +67,38 @@ def _matrix(result: dict[str, Any], look: Look) -> list[RenderableType]:
 
 
 def _rows(cells: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
-    """Cells that only differ in switches without effect share a line."""
+    """One line an outcome; switches are named where they make the difference."""
     groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     for cell in cells:
         safe = cell["bidirectional_safe"]
-        word = (
-            "holds"
-            if safe
-            else "BROKEN"
-            if safe is False
-            else "refused"
-            if cell["supported"]
-            else "not supported"
-        )
+        if safe is None and not cell["default_switches"]:
+            continue
+        word = "holds" if safe else "BROKEN" if safe is False else "refused" if cell["supported"] else "not tested"
         cause = "" if safe else cell["cause"] if safe is False else str(cell["template_error"])[:60]
-        key = (cell["title"], _CLIENT[cell["client"]], word, cause)
-        groups.setdefault(key, []).append(cell)
-    rows = []
-    for (title, client, word, cause), members in groups.items():
-        same = [c for c in cells if c["title"] == title and _CLIENT[c["client"]] == client]
-        texts = [_switches(c["switches"]) for c in members]
-        if len(members) == len(same) and len(same) > 1:
-            told = "any"
-        else:
-            told = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
-        rows.append((title, client, told, word, cause))
-    return sorted(rows, key=lambda r: [c["title"] for c in cells].index(r[0]))
+        groups.setdefault((cell["title"], _CLIENT[cell["client"]], word, cause), []).append(cell)
+    settings = [c["switches"] for c in cells]
+    rows = [
+        (title, client, _switches([c["switches"] for c in members], settings), word, cause)
+        for (title, client, word, cause), members in groups.items()
+    ]
+    titles = [c["title"] for c in cells]
+    return sorted(rows, key=lambda r: titles.index(r[0]))
 
 
-def _switches(switches: dict[str, Any]) -> str:
-    return ", ".join(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in switches.items()) or "as served"
+def _switches(members: list[dict[str, Any]], all_settings: list[dict[str, Any]]) -> str:
+    """The values that a group of settings has in common and others have not; ``any`` if it makes no difference."""
+    names = sorted({name for setting in all_settings for name in setting})
+    told = []
+    for name in names:
+        mine = _values(name, members)
+        if len(mine) < len(_values(name, all_settings)):
+            told.append(f"{name}=" + "|".join(mine))
+    return ", ".join(told) or ("any" if names else "")
+
+
+def _values(name: str, settings: list[dict[str, Any]]) -> list[str]:
+    found = [json.dumps(s[name], ensure_ascii=False) if name in s else "unset" for s in settings]
+    return list(dict.fromkeys(found))
 
 
 def _cost(cost: dict[str, Any]) -> Text:
