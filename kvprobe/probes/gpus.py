@@ -35,7 +35,7 @@ def look(system: System) -> Evidence[GpuFacts]:
     """
     environ = system.environ(["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"])
     job = WorkerJob(name="nvml", module="kvprobe.workers.nvml")
-    (outcome,) = system.run_workers([job], deadline_seconds=_DEADLINE_SECONDS)
+    (outcome,) = system.run_workers([job], deadline_seconds=_DEADLINE_SECONDS, key={"probe": "nvml"})
     if outcome.result is None:
         raise _explain(system, outcome)
     facts = read_nvml(outcome.result, environ)

@@ -101,12 +101,15 @@ def nvml_recording(folder: Path, prop: int = 5, read: int = 0, width: int = 16) 
         "gpus": [{**gpu, "index": i, "uuid": f"GPU-{i}", "bus": f"00000000:00:0{6 + i}.0"} for i in (0, 1)],
         "pairs": [{"a": a, "b": 1 - a, "p2p": {"r": read, "w": 0, "n": 0 if not read else 5, "a": 0, "p": prop}, "ancestor": 30} for a in (0, 1)],
     }  # fmt: skip
-    job = {"name": "nvml", "module": "kvprobe.workers.nvml", "args": {}, "env": {}, "links": []}
     lines = [
         {"kind": "clock", "key": None, "value": "2026-11-29T17:00:00+00:00"},
         {"kind": "hostname", "key": None, "value": "node-a"},
         {"kind": "environ", "key": ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"], "value": {}},
-        {"kind": "workers", "key": [job], "value": [{"name": "nvml", "result": answer, "returncode": 0}]},
+        {
+            "kind": "workers",
+            "key": {"probe": "nvml"},
+            "value": [{"name": "nvml", "result": answer, "returncode": 0}],
+        },
     ]
     folder.mkdir()
     (folder / "inputs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
