@@ -6,7 +6,7 @@ from pathlib import PurePath
 
 import msgspec
 
-from kvprobe.errors import FormatError, ProbeError
+from kvprobe.errors import FormatError, ProbeError, UsageError
 from kvprobe.evidence import Evidence, Origin
 from kvprobe.formats.bench_result import BenchResult, parse_bench_results
 from kvprobe.models.bench_facts import Unreadable
@@ -28,14 +28,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_side(system: System, name: str, path: str) -> Evidence[Side]:
-    """The runs under ``path``. Raises ProbeError when there is no file or nothing in the directory.
+    """The runs under ``path``. Raises UsageError for a path that is not there, ProbeError for an empty directory.
 
     A single file that is no result is kept as unreadable: what is wrong with it is the answer. In a directory such
     files are kept as unreadable only when no run is found at all.
     """
     kind = system.path_kind(path)
     if kind == "absent":
-        raise ProbeError(
+        raise UsageError(
             f"{path} does not exist.", "Give the JSON that `vllm bench serve --save-result` wrote."
         )
     files = [path] if kind == "file" else _files(system, path)

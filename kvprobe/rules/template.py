@@ -33,16 +33,12 @@ def prefix_holds(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
             title=_fine(facts, judged),
             where=facts.source,
             evidence=("prefix",),
-            notes=_stop_notes(judged),
+            notes=(*_stop_notes(judged), *_assumed_notes(facts)),
         )
         return
     share = lost_share(cell)
     unit = "characters" if cell.tokens is None else "token ids"
-    effect = (
-        "decode's blocks would be used for another text: wrong output, answered with 200"
-        if facts.bidirectional
-        else "bidirectional transfer is off, so this only costs prefix-cache hits"
-    )
+    effect = "vLLM would use wrong KV, silently" if facts.bidirectional else "off, so only prefix-cache hits are lost"
     yield Finding(
         id="KVP301",
         name="prompt-prefix",
@@ -56,7 +52,7 @@ def prefix_holds(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
         expected=Expected(source=_RULE, value=0, unit="ratio"),
         remedy=Remedy(text=_remedy(facts, cell)),
         where=_where(facts, cell),
-        notes=(*_explain(facts, cell), *_other_causes(broken, cell), *_stop_notes(judged)),
+        notes=(*_explain(facts, cell), *_other_causes(broken, cell), *_stop_notes(judged), *_assumed_notes(facts)),
         links=(_ISSUE, _GUIDE),
         evidence=("prefix",),
         code=cell.cause,
@@ -125,6 +121,10 @@ def _explain(facts: TemplateFacts, cell: Cell) -> list[str]:
         notes.append("the content that the client sent holds think tags such as </think>")
     if cell.cause == "thinking_dropped_by_template" and not facts.given and cell.client == "returned":
         notes.append("the client did send the reasoning back; the template does not print it")
+    if cell.cause == "thinking_dropped_by_template" and facts.reasoning_fields in (("thinking",), ("thought",)):
+        notes.append(
+            f"the template reads message.{facts.reasoning_fields[0]}, vLLM sets reasoning and reasoning_content only"
+        )
     if cell.cause == "date_changed":
         forms = ", ".join(facts.strftime) or "a template argument"
         when = "every minute" if facts.clock == "minute" else "at midnight"
@@ -158,6 +158,13 @@ def _stop_notes(cells: Iterable[Cell]) -> tuple[str, ...]:
     return ()
 
 
+def _assumed_notes(facts: TemplateFacts) -> tuple[str, ...]:
+    if not facts.special_tokens_assumed:
+        return ()
+    names = ", ".join(facts.special_tokens_assumed)
+    return (f"no tokenizer_config.json beside the template: {names} rendered with stand-ins, the same in both turns",)
+
+
 def _remedy(facts: TemplateFacts, cell: Cell) -> str:
     text = fix_of(cell.cause) or ""
     safe = [s for s in facts.safe_settings() if s[0] != cell.switches] if not facts.given else []
@@ -165,9 +172,9 @@ def _remedy(facts: TemplateFacts, cell: Cell) -> str:
         return f"Safe with clients that send the reasoning back: confirm that with --client returns. {text}"
     if safe:
         switches, client = safe[0]
-        told = ", ".join(f"{k}={_value(v)}" for k, v in switches.items()) or "no switches"
         need = ", with clients that send the reasoning back" if client == RETURNS else ""
-        return f"Safe here with --chat-template-kwargs {told}{need}. {text}"
+        told = json.dumps(switches, ensure_ascii=False)
+        return f"Safe here with --default-chat-template-kwargs '{told}'{need}. Otherwise: {text}"
     return text
 
 
