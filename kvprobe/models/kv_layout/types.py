@@ -105,6 +105,14 @@ class LayerGroup(msgspec.Struct, frozen=True, kw_only=True):
         return self.kind in ("full_attention", "mla", "indexer")
 
 
+class Pages(msgspec.Struct, frozen=True, kw_only=True):
+    """Regions with pages of one size."""
+
+    kind: str
+    regions: int
+    page_bytes: int
+
+
 class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group of vLLM's block pool: layers that share block tables and are transferred together."""
 
@@ -112,13 +120,15 @@ class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[int, ...]
     block_size_tokens: int
     page_bytes: int
-    """One block of one layer on one rank, padding included."""
+    """One block of one layer on one rank, padding included; the first member's where they differ."""
     regions: int
     """Memory regions from each of which a block's page moves (more than the layers in mixed models)."""
     window: int | None = None
     state_parts: tuple[StatePart, ...] = ()
-    pages: tuple[int, ...] = ()
-    """Page bytes of each region, where one group's layers differ (MLA with an indexer); else empty."""
+    kernel_block_tokens: int | None = None
+    """Tokens of the blocks into which the attention kernel cuts a larger block; NIXL then moves those."""
+    members: tuple[Pages, ...] = ()
+    """What moves with a block, by kind and page size; several where one table serves unlike layers."""
 
 
 class Assumption(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,13 +140,15 @@ class Assumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the connector moves this cache at all: ok, refused (vLLM says no) or unverified."""
+    """Whether the connector moves this cache at all: ok, refused (vLLM says no) or unknown (no rule here)."""
 
     status: str = "ok"
     reason: str = ""
     reason_code: str = ""
     needs: tuple[str, ...] = ()
     """Settings that vLLM demands for it, such as an environment variable."""
+    refuses_requests: bool = False
+    """The connector starts and registers the cache, but refuses every request."""
 
 
 class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,5 +175,9 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Config key -> value, of all keys that were looked at and present."""
     max_tokens: int | None = None
     """The model's own length limit, if the config gives one."""
+    recomputed_tokens: int = 0
+    """Last prompt tokens that decode computes itself instead of loading them: 1 with recurrent states."""
+    other_stages: tuple[tuple[CacheGroup, ...], ...] = ()
+    """The cache groups of the other pipeline stages; ``cache_groups`` is the fullest stage's."""
     notes: tuple[str, ...] = ()
     vllm_version: str = "0.33"
