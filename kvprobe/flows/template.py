@@ -10,6 +10,7 @@ from kvprobe.errors import UsageError
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
 from kvprobe.flows import Door, Draft
 from kvprobe.flows import template_rounds as rounds_of
+from kvprobe.flows.template_bench import Bench, cost_request, last
 from kvprobe.formats.chat_template import TemplateSource
 from kvprobe.formats.chat_template_conversation import Conversation, parse_conversation
 from kvprobe.models.template_facts import TemplateFacts
@@ -19,6 +20,8 @@ from kvprobe.rules.base import run_rules
 from kvprobe.rules.template import RULES
 
 _CONVERSATION_LIMIT_BYTES = 16 * 1024 * 1024
+_STAND_INS = {"bos_token": "<|bos_token|>", "eos_token": "<|eos_token|>"}
+"""For a bare template without a tokenizer configuration; the same in both turns, and the report says so."""
 _EXAMPLE = "Example: '{\"enable_thinking\": false}'"
 
 
@@ -31,15 +34,17 @@ def run(door: Door, params: dict[str, Any]) -> Draft:
     conversation = _conversation(door, params.get("conversation"))
     now = door.system.now().replace(tzinfo=None).isoformat(timespec="seconds")
     special = {**template.special_tokens, **(conversation.special_tokens if conversation else {})}
-    bench = rounds_of.Bench(door, template, special, now)
+    assumed = () if special else tuple(name for name in _STAND_INS if name in template.text)
+    special |= {name: _STAND_INS[name] for name in assumed}
+    bench = Bench(door, template, special, now)
     door.progress.step("Rendering turn N and N+1", index=2, total=3)
     rounds = rounds_of.given(bench, conversation, fixed) if conversation else rounds_of.built_in(bench, fixed)
     tokenizer, note = _tokenizer(params, template)
     request = None
     if params["cost_tokens"] and not rounds.info.error:
-        request = rounds_of.cost_request(bench, params["cost_tokens"], params["samples"], fixed)
+        request = cost_request(bench, params["cost_tokens"], params["samples"], fixed)
     door.progress.step("Token ids and CPU cost", index=3, total=3)
-    cells, cost, cost_error = rounds_of.last(bench, rounds, request, tokenizer)
+    cells, cost, cost_error = last(bench, rounds, request, tokenizer)
     info = rounds.info.inspection
     facts = TemplateFacts(
         source=template.source,
@@ -50,9 +55,11 @@ def run(door: Door, params: dict[str, Any]) -> Draft:
         switches=tuple(info.get("switches", ())),
         not_varied=rounds.not_varied,
         strftime=tuple(info.get("strftime", ())),
+        reasoning_fields=tuple(info.get("reasoning_fields", ())),
         clock=rounds_of.clock(rounds.info),
         harmony="<|channel|>" in template.text and "<|start|>" in template.text,
         tokens_note=note,
+        special_tokens_assumed=assumed,
         cost=cost,
         cost_error=cost_error,
         rate=params.get("rate"),
@@ -102,6 +109,7 @@ def _evidence(
         "characters": len(read.facts.text),
         "other_names": read.facts.other_names,
         "special_tokens": read.facts.special_tokens,
+        "special_tokens_assumed": facts.special_tokens_assumed,
         "switches": facts.switches,
         "strftime": facts.strftime,
     }

@@ -1,4 +1,4 @@
-"""The rounds of rendering behind ``kvprobe template``: inspect, prompts, repaired prompts, tokens and cost."""
+"""The rounds of rendering behind ``kvprobe template``: inspect, prompts, repaired prompts."""
 
 from __future__ import annotations
 
@@ -7,67 +7,13 @@ from typing import Any
 
 import msgspec
 
-from kvprobe.flows import Door
-from kvprobe.formats.chat_template import TemplateSource
+from kvprobe.flows.template_bench import Bench, Case, Judged, Rounds
 from kvprobe.formats.chat_template_conversation import Conversation
 from kvprobe.models import template_matrix as matrix
-from kvprobe.models.template_facts import Cell, Cost, check_tokens, clock_of
+from kvprobe.models.template_facts import Cell, clock_of
 from kvprobe.models.template_prefix import Outcome, compare, refused
-from kvprobe.models.template_request import Render, Turns, as_sent, render_of, repaired
-from kvprobe.models.template_thinking import Generated, split_generated
-from kvprobe.probes import chat_template
+from kvprobe.models.template_request import Render, as_sent, render_of, repaired
 from kvprobe.probes.chat_template import Rendered
-
-COST_SECONDS = 5.0
-
-
-class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One exchange to judge: both requests, the generated text, and where it belongs."""
-
-    id: str
-    turns: Turns
-    generated: str
-    stop_text: str
-    turn1: str
-    turn1_open: str | None
-    exchange: str
-    title: str
-    client: str
-    switches: dict[str, Any]
-    default: bool
-
-    @property
-    def split(self) -> Generated:
-        return split_generated(self.turn1, self.generated, self.stop_text)
-
-
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """A cell with what it was judged from; neither case nor prompt when the template refused."""
-
-    cell: Cell
-    case: Case | None = None
-    turn2: str | None = None
-
-
-class Rounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the rounds brought to light."""
-
-    judged: list[Judged]
-    info: Rendered
-    not_varied: tuple[str, ...] = ()
-
-
-class Bench:
-    """The template, ready to be rendered."""
-
-    def __init__(self, door: Door, template: TemplateSource, tokens: dict[str, str], now: str) -> None:
-        self.door = door
-        self.template = template
-        self.tokens = tokens
-        self.now = now
-
-    def render(self, renders: list[Render], **more: Any) -> Rendered:
-        return chat_template.render(self.door.system, self.template, renders, tokens=self.tokens, **more)
 
 
 def _clock_renders(base: Render, now: str) -> list[Render]:
@@ -214,6 +160,7 @@ def _prepare(
             setting,
             info.text(f"{key}:turn1") or "",
             info.text(f"{key}:open") or "",
+            info.text(f"{setting.id}:{matrix.DROPPED}:open") or "",
             info.text(f"{setting.id}:self"),
             bare,
             bench.template.text,
@@ -279,47 +226,3 @@ def _judge(bench: Bench, cases: list[Case]) -> list[Judged]:
         )
         judged.append(Judged(cell=cell, case=case, turn2=prompts.get(frozenset())))
     return judged
-
-
-def last(
-    bench: Bench, rounds: Rounds, request: dict[str, Any] | None, tokenizer: str | None
-) -> tuple[list[Cell], Cost | None, str | None]:
-    """Token ids of the exchanges that decide, and the CPU cost of a long chat: cells, cost, why there is no cost."""
-    encode: dict[str, str] = {}
-    for number, judged in enumerate(rounds.judged):
-        case = judged.case
-        if tokenizer and case and judged.turn2 is not None and judged.cell.default:
-            kept = case.generated[: len(case.generated) - len(case.stop_text)]
-            encode |= {f"{number}:1": case.turn1, f"{number}:g": kept, f"{number}:2": judged.turn2}
-    cells = [j.cell for j in rounds.judged]
-    if not encode and not request:
-        return cells, None, None
-    done = bench.render(
-        [], tokenizer=tokenizer, encode=encode, cost=request, extra_seconds=2 * COST_SECONDS if request else 0
-    )
-    for number in range(len(cells)):
-        if f"{number}:1" in done.encoded:
-            ids = (done.encoded[f"{number}:{part}"] for part in "1g2")
-            cells[number] = msgspec.structs.replace(cells[number], tokens=check_tokens(*ids))
-    if done.error or done.cost is None:
-        return cells, None, done.error
-    if "error" in done.cost:
-        return cells, None, str(done.cost["error"])
-    return cells, msgspec.convert(done.cost, Cost), None
-
-
-def cost_request(bench: Bench, tokens: int, samples: int, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The worker's job: a chat of ordinary questions and answers, about ``tokens`` tokens long."""
-    turn = [
-        {"role": "user", "content": matrix.LONG_QUESTION},
-        {"role": "assistant", "content": matrix.LONG_ANSWER},
-    ]
-    request = {"tools": None, "kwargs": kwargs, "now": bench.now, "add_generation_prompt": True}
-    return {
-        "tokens": tokens,
-        "turn": turn,
-        "request": request,
-        "samples": samples,
-        "warmup": 3,
-        "budget_seconds": COST_SECONDS,
-    }

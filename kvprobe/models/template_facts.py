@@ -83,11 +83,15 @@ class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):
     switches: tuple[dict[str, Any], ...] = ()
     not_varied: tuple[str, ...] = ()
     strftime: tuple[str, ...] = ()
+    reasoning_fields: tuple[str, ...] = ()
+    """Message fields for reasoning that the template reads."""
     clock: str | None = None
     """``minute`` or ``day``: how soon the rendered prompt changes by itself; None if it does not."""
     harmony: bool = False
     tokens_note: str | None = None
     """Why token ids were not compared; None when they were."""
+    special_tokens_assumed: tuple[str, ...] = ()
+    """Special tokens that the template prints and nobody told: rendered with stand-ins."""
     cost: Cost | None = None
     cost_error: str | None = None
     rate: float | None = None

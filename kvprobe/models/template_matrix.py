@@ -76,15 +76,15 @@ def exchanges() -> tuple[Exchange, ...]:
     thanks = {"role": "user", "content": "And tomorrow?"}
     return (
         Exchange(
-            name="plain", title="question, answer, next question",
+            name="plain", title="plain chat",
             before=[question], answer=answer, after=[thanks], reasoning=REASONING, text=ANSWER,
         ),
         Exchange(
-            name="tool_step", title="question, tool call, tool result",
+            name="tool_step", title="tool call",
             before=[question], answer=call, after=[tool], reasoning=CALL_REASONING, text="get_weather", tools=[_TOOL],
         ),
         Exchange(
-            name="after_tool", title="tool result, answer, next question",
+            name="after_tool", title="question after a tool call",
             before=[question, call, tool], answer=answer, after=[thanks], reasoning=REASONING, text=ANSWER, tools=[_TOOL],
         ),
     )  # fmt: skip
@@ -161,12 +161,15 @@ def written(
     setting: Setting,
     turn1: str,
     turn1_open: str,
+    bare_open: str,
     rendered: str | None,
     bare: str,
     template: str,
     eos: str,
 ) -> Written | None:
     """The generated text, from how the template prints the answer (``rendered`` with reasoning, ``bare`` without).
+
+    ``turn1_open`` and ``bare_open`` are turn N without its generation prompt, with and without reasoning in its history.
 
     None when the template does not print the answer at all (it knows no tool calls).
     """
@@ -181,7 +184,7 @@ def written(
         if exchange.reasoning in body:
             text, stop = _cut(body, exchange, eos)
             return Written(text=text, stop_text=stop, thinks=True)
-    tail = bare[len(os.path.commonprefix([turn1_open, bare])) :]
+    tail = bare[len(os.path.commonprefix([bare_open, bare])) :]
     header = os.path.commonprefix([opened, tail])
     body = tail[len(header) :]
     if marks is not None:

@@ -19,10 +19,12 @@ from kvprobe.models.template_request import (
     answer_index,
     prefix_change,
 )
-from kvprobe.models.template_thinking import Block, Generated, find_blocks, is_kept, mentions_marks
+from kvprobe.models.template_thinking import FAMILIES, Block, Generated, find_blocks, is_kept, mentions_marks
 
 _SHOWN = 24
-_WORD = re.compile(r"\s+")
+_ALIKE = 12
+"""Characters that must agree behind white space to call it the only difference."""
+_SPACE = re.compile(r"\s+")
 _CALL_MARK = re.compile(r"[\[<{`]|functools|to=")
 
 
@@ -186,7 +188,7 @@ def _cause_of(step: str, turns: Turns, generated: Generated) -> str:
     pairs = [(generated.reasoning or "", sent if isinstance(sent, str) else "")]
     if not message.get("tool_calls"):
         pairs.append((generated.answer, text))
-    same = all(_WORD.sub("", a) == _WORD.sub("", b) for a, b in pairs)
+    same = all(_SPACE.sub("", a) == _SPACE.sub("", b) for a, b in pairs)
     return "whitespace_trimmed" if same else "client_rewrote_history"
 
 
@@ -194,31 +196,34 @@ def _template_cause(
     turns: Turns, whole: str, kept: str, second: str, at: int, turn1: str, turn1_open: str | None
 ) -> str:
     """What the template itself does to turn N: read from where the texts part."""
+    opened = len(os.path.commonprefix([turn1, turn1_open])) if turn1_open is not None else len(turn1)
     for block in find_blocks(whole):
         if not _reaches(block, whole, at) or is_kept(block, whole, second[min(at, block.start) :]):
             continue
-        if block.inner(whole).strip() or block.end > len(turn1):
-            return (
-                "analysis_channel_dropped"
-                if block.marks.name == "harmony analysis"
-                else "thinking_dropped_by_template"
-            )
-        return "empty_think_block_only_in_generation_prompt"
-    opened = len(os.path.commonprefix([turn1, turn1_open])) if turn1_open is not None else len(turn1)
-    if opened <= at < len(turn1) and any(
-        mark in turn1[opened:] for mark in ("</think>", "<|END_THINKING|>", "[/THINK]")
-    ):
+        if block.marks.name == "harmony analysis":
+            return "analysis_channel_dropped"
+        if not block.inner(whole).strip() and opened <= block.start and block.end <= len(turn1):
+            return "empty_think_block_only_in_generation_prompt"
+        return "thinking_dropped_by_template"
+    if opened <= at < len(turn1) and any(m.closing in turn1[opened:] for m in FAMILIES[1:]):
         return "empty_think_block_only_in_generation_prompt"
     if _in_tool_call(turns, whole, second, at, len(turn1)):
         return (
             "client_rewrote_history" if _call_edited(turns, whole[len(turn1) :]) else "tool_call_reserialised"
         )
-    squeezed = _WORD.sub("", kept[at:])
-    if squeezed == "" or _WORD.sub("", second[at:]).startswith(squeezed):
-        return "whitespace_trimmed"
-    if kept[at : at + 1].isspace() or second[at : at + 1].isspace():
+    if _differs_in_space(kept, second, at):
         return "whitespace_trimmed"
     return "template_rewrote_history"
+
+
+def _differs_in_space(kept: str, second: str, at: int) -> bool:
+    """Whether the texts part in white space alone: behind it they go on alike."""
+    ours, theirs = kept[at:].lstrip(), second[at:].lstrip()
+    if not ours:
+        return True
+    if not (kept[at : at + 1].isspace() or second[at : at + 1].isspace()):
+        return False
+    return theirs.startswith(ours[:_ALIKE]) or _SPACE.sub("", theirs).startswith(_SPACE.sub("", ours))
 
 
 def _reaches(block: Block, whole: str, at: int) -> bool:

@@ -135,9 +135,7 @@ def _with_answer(name: str, turn1: Request, request: Request, generated: Generat
     if name == RAW_ANSWER:
         if sent_reasoning is not None or generated.reasoning is None or message.get("tool_calls"):
             return None
-        marks = generated.marks
-        closing = f"{generated.reasoning}{marks.closing}" if marks else generated.reasoning
-        message["content"] = closing + generated.answer
+        message["content"] = generated.body
     else:
         raw = name == EXACT_ANSWER
         if generated.reasoning is not None:

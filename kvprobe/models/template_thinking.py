@@ -100,6 +100,8 @@ class Generated(msgspec.Struct, frozen=True, kw_only=True):
     """Raw reasoning; None when the model did not think."""
     answer: str
     """Raw text behind the reasoning, tool calls included, without the stop text."""
+    body: str
+    """All of it without the stop text, as a client without a reasoning parser sees it."""
     marks: Marks | None = None
 
 
@@ -109,16 +111,16 @@ def split_generated(prompt: str, generated: str, stop_text: str) -> Generated:
     whole = prompt + body
     blocks = [b for b in find_blocks(whole) if b.end > len(prompt)]
     if not blocks:
-        return Generated(reasoning=None, answer=body)
+        return Generated(reasoning=None, answer=body, body=body)
     block = blocks[0]
     if block.inner_end <= len(prompt):
-        return Generated(reasoning=None, answer=body)
+        return Generated(reasoning=None, answer=body, body=body)
     reasoning = whole[max(block.inner_start, len(prompt)) : block.inner_end]
     answer = whole[block.end :]
     prefix = block.marks.answer_prefix
     if prefix and answer.startswith(prefix):
         answer = answer[len(prefix) :]
-    return Generated(reasoning=reasoning, answer=answer, marks=block.marks)
+    return Generated(reasoning=reasoning, answer=answer, body=body, marks=block.marks)
 
 
 def mentions_marks(text: str) -> bool:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
 from kvprobe.finding import Expected, Finding, Quantity, Remedy, Status
 from kvprobe.models.statistics import summarize
-from kvprobe.models.template_facts import ANY, RETURNS, Cell, TemplateFacts
+from kvprobe.models.template_facts import Cell, TemplateFacts
 from kvprobe.models.template_report import fix_of, lost_share
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
+from kvprobe.rules.template_text import (
+    PLACE,
+    SAY,
+    assumed_notes,
+    explain,
+    other_causes,
+    remedy_text,
+    stop_notes,
+    value_text,
+)
 
 _GUIDE = "https://docs.vllm.ai/en/latest/features/nixl_connector_usage/"
 _ISSUE = "https://github.com/vllm-project/vllm/issues/43094"
@@ -33,12 +41,16 @@ def prefix_holds(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
             title=_fine(facts, judged),
             where=facts.source,
             evidence=("prefix",),
-            notes=(*_stop_notes(judged), *_assumed_notes(facts)),
+            notes=(*stop_notes(judged), *assumed_notes(facts)),
         )
         return
     share = lost_share(cell)
     unit = "characters" if cell.tokens is None else "token ids"
-    effect = "vLLM would use wrong KV, silently" if facts.bidirectional else "off, so only prefix-cache hits are lost"
+    effect = (
+        "vLLM would use wrong KV, silently"
+        if facts.bidirectional
+        else "off, so only prefix-cache hits are lost"
+    )
     yield Finding(
         id="KVP301",
         name="prompt-prefix",
@@ -50,9 +62,14 @@ def prefix_holds(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
             note=f"share of turn N that turn N+1 cannot reuse, in {unit} ({cell.title})",
         ),
         expected=Expected(source=_RULE, value=0, unit="ratio"),
-        remedy=Remedy(text=_remedy(facts, cell)),
+        remedy=Remedy(text=remedy_text(facts, cell)),
         where=_where(facts, cell),
-        notes=(*_explain(facts, cell), *_other_causes(broken, cell), *_stop_notes(judged), *_assumed_notes(facts)),
+        notes=(
+            *explain(facts, cell),
+            *other_causes(broken, cell),
+            *stop_notes(judged),
+            *assumed_notes(facts),
+        ),
         links=(_ISSUE, _GUIDE),
         evidence=("prefix",),
         code=cell.cause,
@@ -71,115 +88,14 @@ def _broken_title(facts: TemplateFacts, broken: list[Cell]) -> str:
     cell = broken[0]
     if facts.given:
         where = cell.outcome.diverges
-        place = f" at character {where.offset} of the {_PLACE[where.place]}" if where else ""
-        return f"turn 2 leaves turn 1{place}: {_SAY[cell.cause]}"
-    return f"{len(broken)} of {len(facts.judged())} chats break the prefix: {_SAY[cell.cause]}"
-
-
-_PLACE = {"turn1_prompt": "turn-1 prompt", "generated_text": "generated text"}
-_SAY = {
-    "thinking_dropped_by_template": "the template leaves out the reasoning of earlier turns",
-    "analysis_channel_dropped": "harmony's analysis channel is left out of earlier turns",
-    "client_dropped_reasoning": "the client did not send the reasoning back",
-    "client_sent_inline_thinking": "the client sent raw text with think tags, which the template renders again or strips",
-    "client_rewrote_history": "the client shortened or edited earlier messages of the history",
-    "empty_think_block_only_in_generation_prompt": "an empty think block stands in the generation prompt and not in the history",
-    "tool_call_reserialised": "the tool call is written again in another form than the model generated",
-    "whitespace_trimmed": "white space that the model generated is trimmed or added",
-    "system_prompt_changed": "the system text, the tools or the template arguments differ between the turns",
-    "date_changed": "a date or clock in the prompt has moved on",
-    "template_rewrote_history": "the template prints an earlier message otherwise than in its own turn",
-    "retokenised_at_boundary": "the texts agree, the token ids do not: tokens merge across the boundary",
-}
+        place = f" at character {where.offset} of the {PLACE[where.place]}" if where else ""
+        return f"turn 2 leaves turn 1{place}: {SAY[cell.cause]}"
+    return f"{len(broken)} of {len(facts.judged())} chats break the prefix: {SAY[cell.cause]}"
 
 
 def _where(facts: TemplateFacts, cell: Cell) -> str:
-    switches = ", ".join(f"{k}={_value(v)}" for k, v in cell.switches.items())
+    switches = ", ".join(f"{k}={value_text(v)}" for k, v in cell.switches.items())
     return f"{facts.source}" + (f" with {switches}" if switches else "")
-
-
-def _explain(facts: TemplateFacts, cell: Cell) -> list[str]:
-    outcome = cell.outcome
-    notes = []
-    if where := outcome.diverges:
-        notes.append(
-            f"turn 1 and its answer go on with {where.turn1_side!r}, turn 2 with {where.turn2_side!r}"
-            f" ({_PLACE[where.place]}, character {where.offset})"
-        )
-    if outcome.block:
-        notes.append(f"missing in turn 2: {outcome.block!r}")
-    if outcome.kept_inside_turn:
-        notes.append(
-            "the template keeps reasoning only behind the last user message: tool loops are safe, the next question is not"
-        )
-    if cell.cause == "empty_think_block_only_in_generation_prompt":
-        named = [s["name"] for s in facts.switches if "think" in s["name"] or "reason" in s["name"]]
-        notes.append(
-            f"no reasoning was generated; the block comes from the generation prompt ({', '.join(named) or 'no switch'})"
-        )
-    if cell.cause == "client_sent_inline_thinking":
-        notes.append("the content that the client sent holds think tags such as </think>")
-    if cell.cause == "thinking_dropped_by_template" and not facts.given and cell.client == "returned":
-        notes.append("the client did send the reasoning back; the template does not print it")
-    if cell.cause == "thinking_dropped_by_template" and facts.reasoning_fields in (("thinking",), ("thought",)):
-        notes.append(
-            f"the template reads message.{facts.reasoning_fields[0]}, vLLM sets reasoning and reasoning_content only"
-        )
-    if cell.cause == "date_changed":
-        forms = ", ".join(facts.strftime) or "a template argument"
-        when = "every minute" if facts.clock == "minute" else "at midnight"
-        notes.append(f"the date comes from strftime_now {forms} and changes {when}")
-        if outcome.same_clock_is_exact:
-            notes.append("with the same date in both turns the prefix holds")
-    if cell.cause == "client_rewrote_history":
-        notes.append("the template is not the cause: the messages of turn 2 do not continue those of turn 1")
-    if not facts.given:
-        notes.append(
-            "built-in chat: the answer is written as the template prints it, an assumption about the model"
-        )
-    return notes
-
-
-def _other_causes(broken: list[Cell], cell: Cell) -> list[str]:
-    first = cell.cause
-    notes = [
-        f"also: {_SAY[cause]} ({other.title}, reasoning {other.client})"
-        for other in broken
-        for cause in (other.cause,)
-        if cause != first
-    ]
-    later = [_SAY[c] for c in cell.outcome.causes if c != first and c in _SAY]
-    return list(dict.fromkeys([*notes, *(f"behind it: {text}" for text in later)]))
-
-
-def _stop_notes(cells: Iterable[Cell]) -> tuple[str, ...]:
-    if any(c.outcome.cause == "stop_text_rewritten" for c in cells):
-        return ("only the stop token is printed otherwise in history; no KV exists yet for it",)
-    return ()
-
-
-def _assumed_notes(facts: TemplateFacts) -> tuple[str, ...]:
-    if not facts.special_tokens_assumed:
-        return ()
-    names = ", ".join(facts.special_tokens_assumed)
-    return (f"no tokenizer_config.json beside the template: {names} rendered with stand-ins, the same in both turns",)
-
-
-def _remedy(facts: TemplateFacts, cell: Cell) -> str:
-    text = fix_of(cell.cause) or ""
-    safe = [s for s in facts.safe_settings() if s[0] != cell.switches] if not facts.given else []
-    if not facts.given and (cell.switches, RETURNS) in facts.safe_settings() and facts.client == ANY:
-        return f"Safe with clients that send the reasoning back: confirm that with --client returns. {text}"
-    if safe:
-        switches, client = safe[0]
-        need = ", with clients that send the reasoning back" if client == RETURNS else ""
-        told = json.dumps(switches, ensure_ascii=False)
-        return f"Safe here with --default-chat-template-kwargs '{told}'{need}. Otherwise: {text}"
-    return text
-
-
-def _value(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def template_renders(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:

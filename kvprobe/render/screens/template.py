@@ -73,7 +73,15 @@ def _rows(cells: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
         safe = cell["bidirectional_safe"]
         if safe is None and not cell["default_switches"]:
             continue
-        word = "holds" if safe else "BROKEN" if safe is False else "refused" if cell["supported"] else "not tested"
+        word = (
+            "holds"
+            if safe
+            else "BROKEN"
+            if safe is False
+            else "refused"
+            if cell["supported"]
+            else "not tested"
+        )
         cause = "" if safe else cell["cause"] if safe is False else str(cell["template_error"])[:60]
         groups.setdefault((cell["title"], _CLIENT[cell["client"]], word, cause), []).append(cell)
     settings = [c["switches"] for c in cells]
