@@ -16,6 +16,8 @@ from kvprobe.errors import UsageError
 from kvprobe.finding import Finding, Status
 
 SCHEMA = "kvprobe.policy/v1"
+OPTIONAL = ("ttft_tax_seconds", "compare_noise", "compare_tail_noise")
+"""Thresholds that the default profile leaves open; a rule that finds none set does not judge by it."""
 BOUNDS = ("warn_above", "fail_above", "warn_below", "fail_below")
 
 
@@ -153,8 +155,8 @@ def _thresholds(known: dict[str, Any], new: Any, source: str, origins: dict[str,
     for key, value in new.items():
         where = f"{source}: thresholds.{key}"
         _check_fields(value, Threshold, where)
-        if known and key not in known:
-            raise UsageError(f"{source}: unknown threshold {key!r}.", did_you_mean(key, known))
+        if known and key not in known and key not in OPTIONAL:
+            raise UsageError(f"{source}: unknown threshold {key!r}.", did_you_mean(key, (*known, *OPTIONAL)))
         if "source" not in value and any(bound in value for bound in BOUNDS):
             value = {**value, "source": f"set in {source}"}
         merged[key] = {**merged.get(key, {}), **value}

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from kvprobe.cli import settings
 from kvprobe.errors import UsageError
 from kvprobe.policy import BOUNDS, Policy, did_you_mean
+from kvprobe.units import format_quantity
 
 _WORDS = {
     ParameterSource.COMMANDLINE: "command line",
@@ -47,9 +48,9 @@ def show(name: str, arguments: tuple[str, ...], form: str, config: str | None) -
     for title, rows in (("options", found["options"]), ("policy", found["policy"]["values"])):
         click.echo(f"\n{title}\n{'-' * len(title)}")
         width = max((len(row["name"]) for row in rows), default=0)
-        room = min(40, max((len(_shown(row["value"])) for row in rows), default=0))
+        room = min(40, max((len(_shown(row)) for row in rows), default=0))
         for row in rows:
-            click.echo(f"{row['name']:<{width}}  {_shown(row['value']):<{room}}  {row['origin']}")
+            click.echo(f"{row['name']:<{width}}  {_shown(row):<{room}}  {row['origin']}")
 
 
 def effective(name: str, arguments: tuple[str, ...], config: str | None) -> dict[str, Any]:
@@ -104,14 +105,13 @@ def _values(policy: Policy) -> list[dict[str, Any]]:
         for bound in BOUNDS:
             value = getattr(threshold, bound)
             if value is not None:
-                unit = f" {threshold.unit}" if threshold.unit else ""
                 name = f"thresholds.{key}.{bound}"
                 rows.append(
                     {
                         **row(name, value),
                         "unit": threshold.unit,
                         "source": threshold.source,
-                        "shown": f"{value:g}{unit}",
+                        "shown": format_quantity(value, threshold.unit),
                     }
                 )
     for waiver in policy.waivers:
@@ -120,7 +120,8 @@ def _values(policy: Policy) -> list[dict[str, Any]]:
     return rows
 
 
-def _shown(value: Any) -> str:
+def _shown(row: dict[str, Any]) -> str:
+    value = row.get("shown", row["value"])
     if value is None:
         return "-"
     if isinstance(value, bool):

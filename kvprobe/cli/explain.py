@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 import click
 
@@ -54,7 +55,7 @@ def _list() -> None:
 
 def _drawn(page: str) -> str:
     """Markdown drawn for a terminal; as it is into a pipe or a file."""
-    if not click.get_text_stream("stdout").isatty():
+    if not sys.stdout.isatty():
         return page.rstrip()
     import io
 
