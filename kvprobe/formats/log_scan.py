@@ -1,0 +1,181 @@
+"""Finds the few lines of a log that matter, at memory speed and in constant memory.
+
+All literals are searched at once over blocks of bytes with Hyperscan (3 GB/s for a hundred literals where
+``grep -F -f`` does 0.25 and an alternation of ``re`` 0.015; ``scripts/bench.d/logs``); without it each literal is
+searched on its own, correct and slower. A line that holds no literal never becomes a Python object of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+BLOCK_BYTES = 256 * 1024
+CONTEXT_BYTES = 4096
+_LINE_LIMIT = 1024 * 1024
+_FEW = 4096
+
+Found = tuple[int, int]
+"""End offset of a literal in the block, and its index."""
+
+
+class Hit(NamedTuple):
+    """A line that holds at least one literal."""
+
+    line: int
+    """1-based."""
+    needles: frozenset[int]
+    text: bytes
+    before: bytes
+    """The end of what stands before it, up to 4 KiB."""
+    after: bytes
+    """The start of what follows it, as far as it was read already."""
+
+
+class Needles:
+    """A set of literals that can be dropped from one by one (a literal that floods the log costs its flood)."""
+
+    def __init__(self, literals: Sequence[bytes]) -> None:
+        self.literals = tuple(literals)
+        self._active = set(range(len(literals)))
+        self._matcher = _matcher(self.literals, sorted(self._active))
+
+    def drop(self, index: int) -> None:
+        """Search without this literal from the next block on."""
+        if index in self._active:
+            self._active.discard(index)
+            self._matcher = _matcher(self.literals, sorted(self._active))
+
+    def find(self, block: bytes) -> list[Found]:
+        """All occurrences in ``block``, by end offset."""
+        return self._matcher.find(block)
+
+
+class _Hyperscan:
+    def __init__(self, literals: Sequence[bytes], active: Sequence[int]) -> None:
+        import hyperscan
+
+        self._database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+        self._database.compile(
+            expressions=[re.escape(literals[i]) for i in active],
+            ids=list(active),
+            elements=len(active),
+            flags=[0] * len(active),
+        )
+
+    def find(self, block: bytes) -> list[Found]:
+        found: list[Found] = []
+
+        def take(index: int, start: int, end: int, flags: int, context: Any) -> None:
+            found.append((end, index))
+
+        self._database.scan(block, match_event_handler=take)
+        return found
+
+
+class _OneByOne:
+    """Where Hyperscan is missing."""
+
+    def __init__(self, literals: Sequence[bytes], active: Sequence[int]) -> None:
+        self._literals = [(i, literals[i]) for i in active]
+
+    def find(self, block: bytes) -> list[Found]:
+        found = []
+        for index, literal in self._literals:
+            at = block.find(literal)
+            while at >= 0:
+                found.append((at + len(literal), index))
+                at = block.find(literal, at + 1)
+        return sorted(found)
+
+
+def _matcher(literals: Sequence[bytes], active: Sequence[int]) -> _Hyperscan | _OneByOne:
+    if not active:
+        return _OneByOne((), ())
+    try:
+        return _Hyperscan(literals, active)
+    except ImportError:
+        return _OneByOne(literals, active)
+    except Exception as error:  # noqa: BLE001  hyperscan.HyperscanError on a CPU without SSSE3; its class needs the import
+        if type(error).__module__.split(".")[0] != "hyperscan":
+            raise
+        return _OneByOne(literals, active)
+
+
+class Scanner:
+    """Turns blocks of bytes into hits; feed it, then :meth:`finish`."""
+
+    def __init__(self, needles: Needles) -> None:
+        self._needles = needles
+        self._rest = b""
+        self._tail = b""
+        self.lines = 0
+        """Newlines seen so far."""
+
+    def feed(self, data: bytes) -> Iterator[Hit]:
+        """Hits of the lines that are complete now. A line beyond 1 MiB is searched in pieces."""
+        block = self._rest + data if self._rest else data
+        cut = block.rfind(b"\n") + 1
+        if not cut:
+            if len(block) < _LINE_LIMIT:
+                self._rest = block
+                return
+            cut = len(block)
+        self._rest = block[cut:]
+        yield from self._block(block[:cut] if cut < len(block) else block)
+
+    def finish(self) -> Iterator[Hit]:
+        """Hits of a last line without a newline."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            yield from self._block(rest)
+
+    def _block(self, block: bytes) -> Iterator[Hit]:
+        found = self._needles.find(block)
+        counted, number, at = 0, self.lines, 0
+        while at < len(found):
+            offset = found[at][0] - 1
+            start = block.rfind(b"\n", 0, offset) + 1
+            end = block.find(b"\n", offset)
+            end = len(block) if end < 0 else end
+            needles = set()
+            while at < len(found) and found[at][0] <= end:
+                needles.add(found[at][1])
+                at += 1
+            number += newlines(block, counted, start)
+            counted = start
+            before = block[max(0, start - CONTEXT_BYTES) : start]
+            if start < CONTEXT_BYTES:
+                before = (self._tail + before)[-CONTEXT_BYTES:]
+            yield Hit(
+                number + 1,
+                frozenset(needles),
+                block[start : min(end, start + _LINE_LIMIT)],
+                before,
+                block[end + 1 : end + 1 + CONTEXT_BYTES],
+            )
+        self.lines = number + newlines(block, counted, len(block))
+        self._tail = (
+            (self._tail + block)[-CONTEXT_BYTES:] if len(block) < CONTEXT_BYTES else block[-CONTEXT_BYTES:]
+        )
+
+
+def newlines(block: bytes, start: int, end: int) -> int:
+    """How many newlines ``block[start:end]`` holds.
+
+    ``bytes.count`` of one byte is a plain loop up to Python 3.12 (1 GB/s); ``readlines`` finds ends with memchr.
+    """
+    if end - start < _FEW:
+        return block.count(b"\n", start, end)
+    piece = block[start:end]
+    return len(io.BytesIO(piece).readlines()) - (not piece.endswith(b"\n"))
+
+
+def scan(blocks: Iterable[bytes], needles: Needles) -> Iterator[Hit]:
+    """All hits of a log that is read block by block."""
+    scanner = Scanner(needles)
+    for block in blocks:
+        yield from scanner.feed(block)
+    yield from scanner.finish()
