@@ -35,6 +35,8 @@ from kvprobe.flows.preflight import preflight
 @click.option("--calibration", metavar="FILE", help="Constants of this deployment from `kvprobe calibrate`.")
 @click.option("--ttft-slo", type=DURATION, help="The TTFT you must keep, such as 500ms.")
 @click.option("--base-ttft", type=DURATION, help="The TTFT you have without P/D at 8,192 tokens.")
+@click.option("--diagnose", type=click.Choice(["auto", "off"]), default="auto", show_default=True, help="auto: when the transfer is far from the raw copy, find out why by experiment.")  # fmt: skip
+@click.option("--diagnose-budget", type=DURATION, default="90s", show_default=True, help="Time for these experiments.")  # fmt: skip
 @common_options
 def command(ctx: click.Context, common: Common, **params: Any) -> None:
     """Will P/D pay on this hardware for this model? Measures the ladder and judges it.

@@ -13,10 +13,11 @@ from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.ladder import Rung
 from kvprobe.models.link import link_ceiling
 from kvprobe.models.prompt_steps import JUDGED_TOKENS, Selection, select
+from kvprobe.models.raw_copy import raw_copy_rung
 from kvprobe.models.statistics import median
 from kvprobe.models.transfer import Setup, TransferFacts
 from kvprobe.policy import Policy
-from kvprobe.probes import capacity, transfer
+from kvprobe.probes import capacity, raw_copy, transfer
 from kvprobe.processes import Event
 from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.units import format_bytes
@@ -24,6 +25,7 @@ from kvprobe.units import format_bytes
 _VRAM_BYTES = 8 * 1024**3
 _DRAM_BYTES = 4 * 1024**3
 _SPINNING_CORES = 4
+SKIPPED_UCX = Rung(number=2, status="skipped", note="not asked for (kvprobe transfer --ucx)")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,12 +82,19 @@ def measure_gpu_pair(
     setup = msgspec.structs.replace(
         plan.setup, memory="vram", prefill_gpu=prefill.index, decode_gpu=decode.index
     )
-    suffix = (
-        ""
-        if (prefill.index, decode.index) == (plan.setup.prefill_gpu, plan.setup.decode_gpu)
-        else f"-{prefill.index}-{decode.index}"
+    name = f"{prefill.index}-{decode.index}"
+    door.progress.step(f"raw copies {subject}")
+    copied = raw_copy.measure(
+        door.system,
+        prefill_gpu=prefill.index,
+        decode_gpu=decode.index,
+        sizes_bytes=[size] if size * 2 <= allowed else [allowed // 2],
+        deadline_seconds=max(2.0, plan.budget_seconds / 5),
+        evidence_id=f"raw-copy-{name}",
     )
-    moved = _move(door, plan, selection, setup, f"transfer{suffix}")
+    evidence.append(copied)
+    rungs += [raw_copy_rung(copied.facts, size), SKIPPED_UCX]
+    moved = _move(door, plan, selection, setup, f"transfer-{name}")
     if moved is not None:
         evidence.append(moved)
     facts = LadderFacts(
@@ -98,6 +107,7 @@ def measure_gpu_pair(
         promised_p2p=None if status in (None, "U") else status == "OK",
         busy=_busy(door.policy, prefill, decode),
         reduced=_reduced(selection, allowed, free),
+        evidence=("gpus", f"raw-copy-{name}", f"transfer-{name}"),
     )
     return facts, evidence
 
@@ -111,17 +121,31 @@ def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]
     # Each NIXL progress thread spins a core; with fewer cores than spinners it costs 3 to 4 times the bandwidth.
     spin = seen.facts.cores >= _SPINNING_CORES
     setup = msgspec.structs.replace(plan.setup, memory="dram", progress_thread=spin)
-    moved = _move(door, plan, selection, setup, "transfer")
+    size = selection.plans[JUDGED_TOKENS].bytes
+    door.progress.step("raw copies in host memory")
+    copied = raw_copy.measure(
+        door.system,
+        sizes_bytes=[size] if size <= allowed else [allowed],
+        memory="dram",
+        deadline_seconds=max(2.0, plan.budget_seconds / 5),
+        evidence_id="raw-copy-dram",
+    )
+    moved = _move(door, plan, selection, setup, "transfer-dram")
     facts = LadderFacts(
         subject="in host memory",
         memory="dram",
         judged_tokens=JUDGED_TOKENS,
         operation=plan.operation,
-        rungs=nixl_rungs(moved.facts if moved else None, plan.operation),
+        rungs=(
+            raw_copy_rung(copied.facts, size),
+            SKIPPED_UCX,
+            *nixl_rungs(moved.facts if moved else None, plan.operation),
+        ),
+        evidence=("raw-copy-dram", "transfer-dram"),
         transfer=moved.facts if moved else None,
         reduced=_reduced(selection, allowed, available),
     )
-    return facts, [seen, *([moved] if moved else [])]
+    return facts, [seen, copied, *([moved] if moved else [])]
 
 
 def _move(

@@ -11,6 +11,7 @@ from kvprobe.evidence import AnyEvidence, Evidence
 from kvprobe.finding import Finding
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import Plan, measure_dram, measure_gpu_pair
+from kvprobe.flows.pair_judgement import diagnose_ladder, judge_topology, suspicious, with_diagnosis
 from kvprobe.flows.preflight_result import kv_result, pair_result, tax_rows
 from kvprobe.models.kv_layout import KvLayout, LayoutOptions, ModelConfig, Refused, resolve
 from kvprobe.models.prompt_steps import JUDGED_TOKENS
@@ -44,6 +45,8 @@ class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
     calibration: str | None = None
     ttft_slo: float | None = None
     base_ttft: float | None = None
+    diagnose: str = "auto"
+    diagnose_budget: float = 90.0
 
 
 def preflight(door: Door, params: dict[str, Any]) -> Draft:
@@ -73,11 +76,18 @@ def preflight(door: Door, params: dict[str, Any]) -> Draft:
     except ProbeError as error:
         return _instead(door, request, config, layout, plan, error)
     ladders: list[LadderFacts] = []
+    findings: list[Finding] = []
+    diagnosis: dict[str, Any] | None = None
     for prefill, decode in pairs:
         facts, found = measure_gpu_pair(door, plan, seen.facts, prefill, decode)
         ladders.append(facts)
         evidence += found
-    return _draft(door, request, config, layout, plan, ladders, [*evidence, seen], [])
+        findings += judge_topology(door.policy, seen.facts, prefill, decode, request.connector, facts)
+        if diagnosis is None and request.diagnose != "off" and suspicious(facts):
+            diagnosis, more = diagnose_ladder(door, plan, facts, request.diagnose_budget)
+            evidence += more
+    draft = _draft(door, request, config, layout, plan, ladders, [*evidence, seen], findings)
+    return draft if diagnosis is None else with_diagnosis(door, draft, diagnosis)
 
 
 def _layout(config: ModelConfig, request: PreflightRequest) -> KvLayout:

@@ -23,8 +23,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """``one``: each process sees its own GPU only, as vLLM under an orchestrator; ``both``: both GPUs."""
     processes: int = 2
     """1: both agents in one process (cuda_ipc refuses that)."""
-    env: dict[str, str] = {}
-    """Variables set on top of the user's environment."""
+    env: dict[str, str | None] = {}
+    """Variables set on top of the user's environment; None takes one away."""
     backend: dict[str, str] = msgspec.field(default_factory=lambda: dict(VLLM_BACKEND))
     progress_thread: bool = True
     kv_buffer_device: str = "cuda"
@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def name(self) -> str:
         """``vram 0->1`` with what differs from vLLM's defaults."""
         where = f"vram {self.prefill_gpu}->{self.decode_gpu}" if self.memory == "vram" else "dram"
-        extra = [f"{k}={v}" for k, v in sorted(self.env.items())]
+        extra = [f"{k}={v}" if v is not None else f"without {k}" for k, v in sorted(self.env.items())]
         if self.backend != VLLM_BACKEND:
             extra += [f"{k}={v}" for k, v in sorted(self.backend.items())] or ["backend defaults"]
         if self.kv_buffer_device == "cpu" and self.memory == "vram":

@@ -19,6 +19,7 @@ TOPICS = (
     "run",
     "transfer",
     "transfer_quality",
+    "diagnosis",
     "budget",
     "template",
 )  # fmt: skip

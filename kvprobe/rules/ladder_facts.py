@@ -8,8 +8,6 @@ from kvprobe.formats.ucx_proto import Transport
 from kvprobe.models.ladder import Rung
 from kvprobe.models.transfer import Series, TransferFacts
 
-EVIDENCE = ("transfer",)
-
 
 class LadderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What preflight knows of one ordered pair."""
@@ -29,6 +27,9 @@ class LadderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Why the GPUs are not idle; empty: idle."""
     reduced: str | None = None
     """Why less was measured than asked for (memory, budget)."""
+
+    evidence: tuple[str, ...] = ()
+    """Ids of what was measured for this pair."""
 
     @property
     def judged(self) -> Series | None:

@@ -10,7 +10,7 @@ from kvprobe.models.ladder import Rung, largest_loss
 from kvprobe.models.statistics import FEW_SAMPLES, few_note
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
-from kvprobe.rules.ladder_facts import EVIDENCE, LadderFacts
+from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
 
@@ -33,7 +33,7 @@ def raw_copy(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             status=Status.PASS,
             title=title,
             measured=measured,
-            evidence=("raw-copy",),
+            evidence=facts.evidence,
         )
         return
     share = speed / link.bandwidth_bytes_per_second
@@ -54,7 +54,7 @@ def raw_copy(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             text="The driver, ACS/IOMMU or virtualisation holds the copy back; look at ACS and the topology.",
             commands=("nvidia-smi topo -m", "lspci -vvv | grep -i acsctl"),
         ),  # fmt: skip
-        evidence=("raw-copy", "gpus"),
+        evidence=facts.evidence,
     )
 
 
@@ -72,7 +72,7 @@ def contiguous(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             status=Status.PASS,
             title=title,
             measured=_seconds(rung),
-            evidence=EVIDENCE,
+            evidence=facts.evidence,
         )
         return
     share = speed / copy.bandwidth_bytes_per_second
@@ -103,7 +103,7 @@ def contiguous(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             text="NIXL loses against a plain copy before descriptors matter: look at the transport (KVP204), UCX_TLS and NIXL's threads.",
             commands=("kvprobe transfer --diagnose",),
         ),  # fmt: skip
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
     )
 
 
@@ -117,7 +117,7 @@ def shuffled(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             name="nixl-shuffled",
             status=Status.UNKNOWN,
             title=f"rung 4, NIXL {facts.operation} of {tokens:,} tokens as vLLM stores them {facts.subject}: {why}",
-            evidence=EVIDENCE if facts.transfer else (),
+            evidence=facts.evidence,
         )
         return
     seconds = series.median_seconds
@@ -152,7 +152,7 @@ def shuffled(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             source=policy.cite("transfer_8k_seconds"),
         ),
         remedy=_remedy(transport, status),
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
         notes=tuple(notes),
     )
 
@@ -181,12 +181,12 @@ def transport(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             remedy=Remedy(
                 text="UCX prints it when its workers end in order; unset UCX_PROTO_INFO and UCX_LOG_FILE, and look at the failure above."
             ),
-            evidence=EVIDENCE,
+            evidence=facts.evidence,
         )
         return
     title = f"transport of {facts.operation}: {seen.label} ({seen.share:.0%} of the messages)"
     if not seen.emulated:
-        yield Finding(id="KVP204", name="transport", status=Status.PASS, title=title, evidence=EVIDENCE)
+        yield Finding(id="KVP204", name="transport", status=Status.PASS, title=title, evidence=facts.evidence)
         return
     broken = facts.promised_p2p is True
     causes = (
@@ -208,7 +208,7 @@ def transport(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             commands=("kvprobe transfer --diagnose", "env | grep -E 'UCX_|PYTORCH_.*ALLOC_CONF'"),
         ),
         notes=(causes,),
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
     )
 
 
@@ -227,7 +227,7 @@ def complete(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             title=f"the transfer measurement {facts.subject} ended early: {run.failure}",
             remedy=Remedy(text=remedy),
             notes=(f"{len(run.series)} series were measured before",) if run.series else (),
-            evidence=EVIDENCE,
+            evidence=facts.evidence,
         )
         return
     verified = sum(s.verified for s in run.series)
@@ -237,7 +237,7 @@ def complete(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         name="transfer-complete",
         status=status,
         title=f"bytes verified in {verified} of {len(run.series)} series",
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
         notes=tuple(f"left out: {step} (time budget)" for step in run.skipped),
     )
 

@@ -11,7 +11,7 @@ from kvprobe.finding import Expected, Finding, Quantity, Remedy, Status
 from kvprobe.models.statistics import median
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
-from kvprobe.rules.ladder_facts import EVIDENCE, LadderFacts
+from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.units import format_seconds
 
 
@@ -27,7 +27,7 @@ def idle(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
                 text="Measure on idle GPUs; a busy one makes every figure a lower bound.",
                 commands=("nvidia-smi",),
             ),
-            evidence=("gpus",),
+            evidence=facts.evidence,
         )
 
 
@@ -66,7 +66,7 @@ def direction(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         )
         if slow
         else None,  # fmt: skip
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
     )
 
 
@@ -91,7 +91,7 @@ def fit_quality(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         else Remedy(
             text="Trust the measured prompt lengths; between and beyond them the prediction is coarse."
         ),
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
     )
 
 
@@ -111,7 +111,7 @@ def overhead(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             value=share, unit="ratio", statistic="median", samples=len(series.overhead_seconds)
         ),
         expected=Expected(max=limit.warn_above, unit="ratio", source=policy.cite("probe_overhead_fraction")),
-        evidence=EVIDENCE,
+        evidence=facts.evidence,
     )
 
 
