@@ -17,6 +17,7 @@ COMMANDS = {
     "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
     "topo": "Which GPUs can reach each other, and how (NVML, or saved nvidia-smi text).",
     "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
+    "lint": "Will this prefill/decode pair start, match and stay correct? Reads launch files, runs nothing.",
     "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",
     "template": "Is bidirectional KV transfer safe with this chat template, and what does rendering cost?",
     "last": "The newest stored run, for monitors; a stale one is UNKNOWN.",

@@ -9,6 +9,13 @@ from kvprobe.rules.base import Rule
 
 TOPICS = (
     "kvprobe_itself",
+    "lint_text",
+    "lint_connector",
+    "lint_pair",
+    "lint_network",
+    "lint_transport",
+    "lint_behaviour",
+    "lint_around",
     "topology",
     "compare",
     "compare_decoding",
