@@ -8,6 +8,7 @@ through host memory. DRAM: memcpy within a process, and ``process_vm_readv`` bet
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
 import time
 from collections.abc import Callable
@@ -55,9 +56,11 @@ def run(worker: Worker) -> dict[str, Any]:
     role = worker.args["role"]
     if role == "vram":
         return _vram(worker)
-    return (
-        _holder(worker, worker.links["peer"]) if role == "holder" else _reader(worker, worker.links["peer"])
-    )
+    if importlib.util.find_spec("numpy") is None:
+        worker.emit("absent", package="numpy", install="pip install numpy")
+        return {}
+    link = worker.links["peer"]
+    return _holder(worker, link) if role == "holder" else _reader(worker, link)
 
 
 def _vram(worker: Worker) -> dict[str, Any]:
