@@ -17,7 +17,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,6 +51,10 @@ class System:
     def observe(self, kind: str, key: Any, look: Callable[[], Any]) -> Any:
         """One look at the outside: the JSON-able value of ``look()``, identified by ``kind`` and ``key``."""
         return look()
+
+    def observe_many(self, kind: str, key: Any, look: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        """The same for a long sequence that is used as it comes: a log must not have to fit into memory."""
+        yield from look()
 
     def run(self, argv: Sequence[str], *, timeout_seconds: float = 20.0, stdin: str = "") -> Completed:
         """Run a command without a shell. Raises ProbeError if it is absent or does not end in time."""
@@ -192,6 +196,21 @@ class RecordingSystem(System):
         self._lines.append({"kind": kind, "key": key, "value": value})
         return value
 
+    def observe_many(self, kind: str, key: Any, look: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        items: list[Any] = []
+        entry: dict[str, Any] = {"kind": kind, "key": key, "value": items}
+        try:
+            for item in look():
+                items.append(item)
+                yield item
+        except errors.KvprobeError as error:
+            told = {"class": type(error).__name__, "reason": error.reason, "remedy": error.remedy}
+            entry = {"kind": kind, "key": key, "error": told}
+            raise
+        finally:
+            # Also when the reader stops half-way: what it saw is what a replay must give.
+            self._lines.append(entry)
+
     def close(self) -> None:
         redact = Redactor()
         text = "".join(json.dumps(redact(line), ensure_ascii=False) + "\n" for line in self._lines)
@@ -226,6 +245,9 @@ class ReplaySystem(System):
             told = entry["error"]
             raise getattr(errors, told["class"], ProbeError)(told["reason"], told["remedy"])
         return entry["value"]
+
+    def observe_many(self, kind: str, key: Any, look: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+        yield from self.observe(kind, key, lambda: list(look()))
 
 
 def _identity(kind: str, key: Any) -> str:
