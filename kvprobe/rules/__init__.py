@@ -28,6 +28,8 @@ TOPICS = (
     "transfer_quality",
     "diagnosis",
     "budget",
+    "advice",
+    "estimate",
     "template",
 )  # fmt: skip
 
