@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from kvprobe.errors import UsageError
@@ -27,10 +28,9 @@ _NUMBER = re.compile(r"^\s*([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+)\s*([A-Za-z/]*)\
 
 def significant(value: float, digits: int = 3) -> str:
     """``value`` with ``digits`` significant digits, without an exponent, thousands grouped."""
-    if value == 0:
-        return "0"
-    text = f"{value:.{digits}g}"
-    number = float(text)
+    number = float(f"{value:.{digits}g}")
+    if number == 0 or not math.isfinite(number):
+        return f"{number:g}"
     decimals = max(0, digits - 1 - _exponent(number))
     return f"{number:,.{decimals}f}"
 

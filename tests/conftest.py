@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# No test depends on speed: eight builds may share two cores.
+settings.register_profile("kvprobe", deadline=None, max_examples=60)
+settings.load_profile("kvprobe")
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,9 @@ from pygal.style import Style
 
 from kvprobe.figures import number, rows
 from kvprobe.units import format_bytes, format_rate, format_seconds
+
+# pygal's hook for plug-ins has no find_spec: on Python 3.11 every later import that fails would warn of it.
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "PluginImportFixer"]
 
 _MAX_POINTS = 400
 _COLORS = (
@@ -235,4 +239,5 @@ def _svg(chart: Any, name: str) -> str:
     # pygal names the chart at random; the same report must give the same page.
     chart.uuid = name
     text: str = chart.render(is_unicode=True)
-    return text
+    # Its configuration for tooltips, which need a script that this page does not have.
+    return re.sub(r"<script\b.*?</script>", "", text, flags=re.DOTALL)

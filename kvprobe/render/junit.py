@@ -5,6 +5,8 @@ Figures stay out of the names: GitLab and Jenkins key a test's history by classn
 
 from __future__ import annotations
 
+import datetime
+
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from kvprobe.finding import Finding, Status, VerdictStatus
@@ -16,7 +18,8 @@ from kvprobe.report import Report
 
 def render(report: Report, look: Look) -> str:
     suite = TestSuite(_clean(subject(report)))
-    suite.timestamp = report.run.started_at or ""
+    if started := _timestamp(report.run.started_at):
+        suite.timestamp = started
     suite.hostname = _clean(report.run.host or "unknown")
     for name, value in _properties(report):
         suite.add_property(name, _clean(value))
@@ -30,11 +33,14 @@ def render(report: Report, look: Look) -> str:
             case.name += f" #{names[key]}"
         cases.append(case)
     suite.add_testcases(cases)
-    suite.time = round(report.run.duration_seconds or 0.0, 3)
     document = JUnitXml("kvprobe")
     document.add_testsuite(suite)
     document.update_statistics()
-    document.time = suite.time = round(report.run.duration_seconds or 0.0, 3)
+    if report.run.duration_seconds is None:
+        for element in (document, suite):
+            del element._elem.attrib["time"]
+    else:
+        document.time = suite.time = round(report.run.duration_seconds, 3)
     text = document.tostring()
     body = text.decode() if isinstance(text, bytes) else text
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
@@ -90,7 +96,7 @@ def _named(classname: str, name: str) -> TestCase:
 def _result(
     kind: type[Failure | Error | Skipped], message: str, label: str, text: str
 ) -> Failure | Error | Skipped:
-    result = kind(_clean(message), label)
+    result = kind(_clean(message) or "no text was given", label)
     result.text = _clean(text) or None
     return result
 
@@ -107,6 +113,15 @@ def _details(finding: Finding) -> str:
         rows += [f"$ {command}" for command in finding.remedy.commands]
     rows += finding.links
     return "\n".join(rows)
+
+
+def _timestamp(text: str | None) -> str | None:
+    """``text`` if it is a time; a stored report may hold anything."""
+    try:
+        datetime.datetime.fromisoformat(text or "")
+    except ValueError:
+        return None
+    return text
 
 
 def _clean(text: str) -> str:

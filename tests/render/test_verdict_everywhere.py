@@ -65,8 +65,12 @@ def told(text: str, form: str) -> str:
     return words[text.rstrip().splitlines()[-1].split()[0]]
 
 
-@given(findings=FINDINGS, required=st.sampled_from([(), ("KVP203",)]), fail_on=st.sampled_from(["fail", "warn"]))
-def test_all_formats_tell_the_same_verdict(findings: list[Finding], required: tuple[str, ...], fail_on: str) -> None:
+@given(
+    findings=FINDINGS, required=st.sampled_from([(), ("KVP203",)]), fail_on=st.sampled_from(["fail", "warn"])
+)
+def test_all_formats_tell_the_same_verdict(
+    findings: list[Finding], required: tuple[str, ...], fail_on: str
+) -> None:
     verdict = judge(findings, required=required, fail_on=fail_on)
     document = report(*findings, verdict=verdict)
     for form in RENDERERS:
