@@ -58,23 +58,20 @@ def preflight(door: Door, params: dict[str, Any]) -> Draft:
             "A name such as Qwen/Qwen2.5-7B-Instruct, a directory or a config.json.",
         )
     config = load_model_config(door.system, request.model)
-    layout = _layout(config.facts, request)
-    plan = Plan(
-        layout=layout,
-        prompt_tokens=request.prompt_tokens,
-        operation="READ" if request.connector == "pull" else "WRITE",
-        budget_seconds=request.budget,
-        memory_bytes=request.max_memory,
-    )
     evidence: list[AnyEvidence] = [config]
     if request.memory == "dram":
+        layout = _layout(config.facts, request, None)
+        plan = _plan(layout, request)
         facts, found = measure_dram(door, plan)
         return _draft(door, request, config, layout, plan, [facts], [*evidence, *found], [])
     try:
         seen = gpus.look(door.system)
         pairs = _pairs(seen.facts, request)
     except ProbeError as error:
-        return _instead(door, request, config, layout, plan, error)
+        layout = _layout(config.facts, request, None)
+        return _instead(door, request, config, layout, _plan(layout, request), error)
+    layout = _layout(config.facts, request, pairs[0][1].compute_capability)
+    plan = _plan(layout, request)
     ladders: list[LadderFacts] = []
     findings: list[Finding] = []
     diagnosis: dict[str, Any] | None = None
@@ -86,22 +83,32 @@ def preflight(door: Door, params: dict[str, Any]) -> Draft:
         if diagnosis is None and request.diagnose != "off" and suspicious(facts):
             diagnosis, more = diagnose_ladder(door, plan, facts, request.diagnose_budget)
             evidence += more
+            ladders[-1] = msgspec.structs.replace(facts, diagnosed=diagnosis is not None)
     draft = _draft(door, request, config, layout, plan, ladders, [*evidence, seen], findings)
     return draft if diagnosis is None else with_diagnosis(door, draft, diagnosis)
 
 
-def _layout(config: ModelConfig, request: PreflightRequest) -> KvLayout:
+def _layout(config: ModelConfig, request: PreflightRequest, capability: str | None) -> KvLayout:
+    """``capability``: of the decode GPU, such as ``9.0``; None: no GPU, an assumption of the layout."""
+    arch = f"sm{capability.replace('.', '')}" if capability else None
+    options = LayoutOptions(
+        kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, gpu_arch=arch
+    )
     try:
-        return resolve(
-            config,
-            LayoutOptions(
-                kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size
-            ),
-        )
+        return resolve(config, options)
     except Refused as error:
-        raise ProbeError(
-            f"The KV layout of {config.name} cannot be computed: {error.reason}", error.remedy
-        ) from error
+        reason = f"The KV layout of {config.name} cannot be computed: {error.reason}"
+        raise ProbeError(reason, error.remedy) from error
+
+
+def _plan(layout: KvLayout, request: PreflightRequest) -> Plan:
+    return Plan(
+        layout=layout,
+        prompt_tokens=request.prompt_tokens,
+        operation="READ" if request.connector == "pull" else "WRITE",
+        budget_seconds=request.budget,
+        memory_bytes=request.max_memory,
+    )
 
 
 def _pairs(seen: gpus.GpuFacts, request: PreflightRequest) -> list[tuple[gpus.Gpu, gpus.Gpu]]:

@@ -87,6 +87,8 @@ class Transport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """``cuda_ipc, zero-copy`` or ``tcp/lo, software emulation``."""
+        if "rndv" in self.how:
+            return f"{self.name}, rendezvous pipeline through host memory"
         return f"{self.via if self.emulated else self.name}, {self.how}"
 
 

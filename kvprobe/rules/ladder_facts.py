@@ -28,6 +28,8 @@ class LadderFacts(msgspec.Struct, frozen=True, kw_only=True):
     reduced: str | None = None
     """Why less was measured than asked for (memory, budget)."""
 
+    diagnosed: bool = False
+    """Experiments were run on it, so KVP211 and KVP212 say more."""
     evidence: tuple[str, ...] = ()
     """Ids of what was measured for this pair."""
 

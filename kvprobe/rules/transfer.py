@@ -11,7 +11,7 @@ from kvprobe.models.statistics import FEW_SAMPLES, few_note
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.rules.ladder_facts import LadderFacts
-from kvprobe.units import format_bytes, format_rate, format_seconds
+from kvprobe.units import format_bytes, format_quantity, format_rate, format_seconds
 
 
 def raw_copy(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
@@ -81,12 +81,12 @@ def contiguous(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
     spread = rung.spread
     low_high = ""
     if spread and copy.seconds:
-        low_high = f", quartiles {copy.seconds / spread[1]:.0%} to {copy.seconds / spread[0]:.0%}"
+        low_high = f", quartiles {_share(copy.seconds / spread[1])} to {_share(copy.seconds / spread[0])}"
     yield Finding(
         id="KVP202",
         name="nixl-contiguous",
         status=status,
-        title=f"{title} ({share:.0%} of the raw copy)",
+        title=f"{title} ({_share(share)} of the raw copy)",
         measured=Quantity(
             value=share,
             unit="ratio",
@@ -203,7 +203,9 @@ def transport(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             value="zero-copy over cuda_ipc" if facts.memory == "vram" else "zero-copy",
             source="P2P status of the pair (NVML)" if broken else "a host with a zero-copy path",
         ),
-        remedy=Remedy(
+        remedy=Remedy(text="Experiments of this run name the cause or a way round: KVP211, KVP212.")
+        if facts.diagnosed
+        else Remedy(
             text="Find what keeps cuda_ipc away; kvprobe runs the short list of suspects by experiment.",
             commands=("kvprobe transfer --diagnose", "env | grep -E 'UCX_|PYTORCH_.*ALLOC_CONF'"),
         ),
@@ -240,6 +242,10 @@ def complete(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         evidence=facts.evidence,
         notes=tuple(f"left out: {step} (time budget)" for step in run.skipped),
     )
+
+
+def _share(value: float) -> str:
+    return format_quantity(value, "ratio")
 
 
 def _seconds(rung: Rung) -> Quantity:

@@ -14,14 +14,14 @@ from kvprobe.render.screens import Block
 from kvprobe.report import Report
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
-_BAR = 24
+_BAR = 20
 
 
 def blocks(report: Report, look: Look) -> list[Block]:
     result = report.result
     found = [Block("model", _model(report))]
     if result.get("ladder"):
-        found.append(Block(_ladder_title(result), (ladder_table(result["ladder"]), *_largest(result))))
+        found.append(Block(_ladder_title(result), (ladder_table(result["ladder"], look), *_largest(result))))
     if result.get("pairs"):
         found.append(Block("all pairs", (_pairs(result["pairs"]),)))
     if result.get("tax"):
@@ -61,15 +61,16 @@ def _ladder_title(result: dict[str, Any]) -> str:
     return f"ladder: {judged.get('prompt_tokens', 0):,} tokens{amount}, {result.get('subject')}"
 
 
-def ladder_table(ladder: list[dict[str, Any]]) -> RenderableType:
+def ladder_table(ladder: list[dict[str, Any]], look: Look = Look()) -> RenderableType:  # noqa: B008  frozen
     """One row a rung: time, rate, a bar on a square-root scale (so that 1 ms stays visible beside 1 s), loss."""
     table = Table(box=None, padding=(0, 1), show_header=True, header_style="dim", pad_edge=False)
-    table.add_column("rung")
+    wide = look.width >= 96
+    table.add_column("rung", no_wrap=True)
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("rate", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("loss", no_wrap=True)
-    table.add_column("how")
+    table.add_column("loss", justify="right", no_wrap=True)
+    table.add_column("over", overflow="fold")
     longest = max((r["seconds"] for r in ladder if r.get("seconds")), default=1.0)
     for row in ladder:
         seconds, rate, loss = (
@@ -78,29 +79,36 @@ def ladder_table(ladder: list[dict[str, Any]]) -> RenderableType:
             row.get("loss_seconds"),
         )
         big = bool(row.get("largest_loss"))
-        bar = "█" * max(1, round(_BAR * (seconds / longest) ** 0.5)) if seconds else ""
+        bar = (
+            "█" * max(1, round((_BAR if wide else _BAR // 2) * (seconds / longest) ** 0.5)) if seconds else ""
+        )
+        signed = f"{'+' if loss >= 0 else '-'}{format_seconds(abs(loss))}" if loss is not None else ""
         table.add_row(
             f"{row['rung']} {row['name']}",
             format_seconds(seconds) if seconds else row["status"],
             format_rate(rate) if rate else "",
             Text(bar, style="red" if big else "cyan"),
-            Text(
-                f"{'+' if loss >= 0 else '-'}{format_seconds(abs(loss))}" if loss is not None else "",
-                style="bold red" if big else "",
-            ),
-            Text(_how(row), style="dim"),
+            Text(signed, style="bold red" if big else ""),
+            Text(_how(row, look.verbose), style="dim"),
         )
     return table
 
 
-def _how(row: dict[str, Any]) -> str:
-    parts = []
+def _how(row: dict[str, Any], verbose: bool) -> str:
+    if not row.get("seconds"):
+        return str(row.get("note") or "")
+    parts = [str(row["transport"])] if row.get("transport") else []
     samples = row.get("samples") or []
+    if verbose or not parts:
+        parts += [str(row["note"])] if row.get("note") else []
     if samples:
         quartiles = row.get("quartiles_seconds")
-        spread = f", {format_seconds(quartiles[0])} to {format_seconds(quartiles[1])}" if quartiles else ""
+        spread = (
+            f", {format_seconds(quartiles[0])} to {format_seconds(quartiles[1])}"
+            if quartiles and verbose
+            else ""
+        )
         parts.append(f"median of {len(samples)}{spread}")
-    parts += [str(row[key]) for key in ("transport", "note") if row.get(key)]
     return "; ".join(parts)
 
 
