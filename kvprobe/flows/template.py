@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvprobe.errors import UsageError
+from kvprobe.errors import UsageError, WorkerError
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
 from kvprobe.flows import Door, Draft
 from kvprobe.flows import template_rounds as rounds_of
@@ -44,24 +44,30 @@ def run(door: Door, params: dict[str, Any]) -> Draft:
     if params["cost_tokens"] and not rounds.info.error:
         request = cost_request(bench, params["cost_tokens"], params["samples"], fixed)
     door.progress.step("Token ids and CPU cost", index=3, total=3)
-    cells, cost, cost_error = last(bench, rounds, request, tokenizer)
+    try:
+        final = last(bench, rounds, request, tokenizer)
+    except WorkerError as error:
+        if params.get("tokenizer"):
+            raise
+        tokenizer, note = None, error.reason
+        final = last(bench, rounds, request, None)
     info = rounds.info.inspection
     facts = TemplateFacts(
         source=template.source,
         bidirectional=params["bidirectional"],
         client=params["client"],
         given=conversation is not None,
-        cells=tuple(cells),
+        cells=tuple(final.cells),
         switches=tuple(info.get("switches", ())),
         not_varied=rounds.not_varied,
         strftime=tuple(info.get("strftime", ())),
         reasoning_fields=tuple(info.get("reasoning_fields", ())),
         clock=rounds_of.clock(rounds.info),
         harmony="<|channel|>" in template.text and "<|start|>" in template.text,
-        tokens_note=note,
+        tokens_note=note or final.tokens_note,
         special_tokens_assumed=assumed,
-        cost=cost,
-        cost_error=cost_error,
+        cost=final.cost,
+        cost_error=final.cost_error,
         rate=params.get("rate"),
     )
     return Draft(

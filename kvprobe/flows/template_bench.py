@@ -54,6 +54,15 @@ class Rounds(msgspec.Struct, frozen=True, kw_only=True):
     not_varied: tuple[str, ...] = ()
 
 
+class Last(msgspec.Struct, frozen=True, kw_only=True):
+    """What the last round adds: token ids in the cells, the cost, and why either is missing."""
+
+    cells: list[Cell]
+    cost: Cost | None = None
+    cost_error: str | None = None
+    tokens_note: str | None = None
+
+
 class Bench:
     """The template, ready to be rendered."""
 
@@ -67,31 +76,32 @@ class Bench:
         return chat_template.render(self.door.system, self.template, renders, tokens=self.tokens, **more)
 
 
-def last(
-    bench: Bench, rounds: Rounds, request: dict[str, Any] | None, tokenizer: str | None
-) -> tuple[list[Cell], Cost | None, str | None]:
-    """Token ids of the exchanges that decide, and the CPU cost of a long chat: cells, cost, why there is no cost."""
+def last(bench: Bench, rounds: Rounds, request: dict[str, Any] | None, tokenizer: str | None) -> Last:
+    """Token ids of the exchanges that decide, and the CPU cost of a long chat."""
     encode: dict[str, str] = {}
     for number, judged in enumerate(rounds.judged):
         case = judged.case
         if tokenizer and case and judged.turn2 is not None and judged.cell.default:
             kept = case.generated[: len(case.generated) - len(case.stop_text)]
             encode |= {f"{number}:1": case.turn1, f"{number}:g": kept, f"{number}:2": judged.turn2}
+            encode[f"{number}:stop"] = case.stop_text
     cells = [j.cell for j in rounds.judged]
     if not encode and not request:
-        return cells, None, None
+        return Last(cells=cells)
     done = bench.render(
         [], tokenizer=tokenizer, encode=encode, cost=request, extra_seconds=2 * COST_SECONDS if request else 0
     )
+    foreign = [encode[key] for key, ids in done.encoded.items() if key.endswith(":stop") and len(ids) > 1]
     for number in range(len(cells)):
-        if f"{number}:1" in done.encoded:
+        if f"{number}:1" in done.encoded and not foreign:
             ids = (done.encoded[f"{number}:{part}"] for part in "1g2")
             cells[number] = msgspec.structs.replace(cells[number], tokens=check_tokens(*ids))
-    if done.error or done.cost is None:
-        return cells, None, done.error
-    if "error" in done.cost:
-        return cells, None, str(done.cost["error"])
-    return cells, msgspec.convert(done.cost, Cost), None
+    note = None
+    if foreign:
+        note = f"the tokenizer does not know the stop token {foreign[0]}: it does not belong to this template"
+    if done.error or done.cost is None or "error" in done.cost:
+        return Last(cells=cells, cost_error=done.error or (done.cost or {}).get("error"), tokens_note=note)
+    return Last(cells=cells, cost=msgspec.convert(done.cost, Cost), tokens_note=note)
 
 
 def cost_request(bench: Bench, tokens: int, samples: int, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -106,6 +116,5 @@ def cost_request(bench: Bench, tokens: int, samples: int, kwargs: dict[str, Any]
         "turn": turn,
         "request": request,
         "samples": samples,
-        "warmup": 3,
         "budget_seconds": COST_SECONDS,
     }

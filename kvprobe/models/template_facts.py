@@ -60,14 +60,6 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     render_seconds: list[float]
     tokenise_seconds: list[float] | None
-    wall_seconds: list[float]
-
-    @property
-    def cpu_seconds(self) -> list[float]:
-        """Rendering and, where measured, tokenising."""
-        if self.tokenise_seconds is None:
-            return self.render_seconds
-        return [a + b for a, b in zip(self.render_seconds, self.tokenise_seconds, strict=True)]
 
 
 class TemplateFacts(msgspec.Struct, frozen=True, kw_only=True):

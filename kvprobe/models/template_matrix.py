@@ -84,7 +84,7 @@ def exchanges() -> tuple[Exchange, ...]:
             before=[question], answer=call, after=[tool], reasoning=CALL_REASONING, text="get_weather", tools=[_TOOL],
         ),
         Exchange(
-            name="after_tool", title="question after a tool call",
+            name="after_tool", title="after tool call",
             before=[question, call, tool], answer=answer, after=[thanks], reasoning=REASONING, text=ANSWER, tools=[_TOOL],
         ),
     )  # fmt: skip

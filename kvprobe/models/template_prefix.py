@@ -202,7 +202,7 @@ def _template_cause(
             continue
         if block.marks.name == "harmony analysis":
             return "analysis_channel_dropped"
-        if not block.inner(whole).strip() and opened <= block.start and block.end <= len(turn1):
+        if not block.inner(whole).strip() and block.end <= len(turn1):
             return "empty_think_block_only_in_generation_prompt"
         return "thinking_dropped_by_template"
     if opened <= at < len(turn1) and any(m.closing in turn1[opened:] for m in FAMILIES[1:]):

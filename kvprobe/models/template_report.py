@@ -107,22 +107,31 @@ def lost_share(cell: Cell) -> float | None:
     return lost / whole if lost is not None and whole else None
 
 
+def cpu_per_request(cost: Cost) -> float:
+    """Median CPU seconds of rendering and, where measured, tokenising one request."""
+    return summarize(cost.render_seconds).median + (
+        summarize(cost.tokenise_seconds).median if cost.tokenise_seconds is not None else 0.0
+    )
+
+
 def cost_summary(cost: Cost | None, rate: float | None) -> dict[str, Any] | None:
     """Medians, p90 and the share of one core at ``rate`` requests per second."""
     if cost is None:
         return None
-    cpu, render = summarize(cost.cpu_seconds), summarize(cost.render_seconds)
+    render = summarize(cost.render_seconds)
     tokenise = summarize(cost.tokenise_seconds) if cost.tokenise_seconds is not None else None
+    median = cpu_per_request(cost)
     return {
         "tokens": cost.tokens,
         "tokens_origin": cost.tokens_origin,
         "chars": cost.chars,
         "messages": cost.messages,
-        "samples": cpu.samples,
+        "samples": render.samples,
         "render_seconds_median": render.median,
+        "render_seconds_p90": render.p90,
         "tokenise_seconds_median": tokenise.median if tokenise else None,
-        "cpu_seconds_median": cpu.median,
-        "cpu_seconds_p90": cpu.p90,
+        "tokenise_seconds_p90": tokenise.p90 if tokenise else None,
+        "cpu_seconds_median": median,
         "rate": rate,
-        "core_share": cpu.median * rate if rate is not None else None,
+        "core_share": median * rate if rate is not None else None,
     }

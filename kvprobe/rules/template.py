@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvprobe.finding import Expected, Finding, Quantity, Remedy, Status
-from kvprobe.models.statistics import summarize
+from kvprobe.models.statistics import few_note
 from kvprobe.models.template_facts import Cell, TemplateFacts
-from kvprobe.models.template_report import fix_of, lost_share
+from kvprobe.models.template_report import cpu_per_request, fix_of, lost_share
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.rules.template_text import (
@@ -20,6 +20,7 @@ from kvprobe.rules.template_text import (
     stop_notes,
     value_text,
 )
+from kvprobe.units import format_seconds
 
 _GUIDE = "https://docs.vllm.ai/en/latest/features/nixl_connector_usage/"
 _ISSUE = "https://github.com/vllm-project/vllm/issues/43094"
@@ -49,7 +50,7 @@ def prefix_holds(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
     effect = (
         "vLLM would use wrong KV, silently"
         if facts.bidirectional
-        else "off, so only prefix-cache hits are lost"
+        else "bidirectional transfer is off, so only prefix-cache hits are lost"
     )
     yield Finding(
         id="KVP301",
@@ -159,7 +160,7 @@ def render_cost(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
             )
         return
     cost = facts.cost
-    figure = summarize(cost.cpu_seconds)
+    seconds, samples = cpu_per_request(cost), len(cost.render_seconds)
     what = (
         "rendering and tokenising"
         if cost.tokenise_seconds is not None
@@ -170,11 +171,11 @@ def render_cost(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
         if cost.tokens_origin == "measured"
         else f"about {cost.tokens:,} tokens (assumed, 4 characters each)"
     )
-    title = f"{what} a chat of {count} takes {figure.median * 1e3:.3g} ms of CPU"
+    title = f"{what} a chat of {count} takes {format_seconds(seconds)} of CPU"
     status, expected, remedy = Status.PASS, None, None
     if facts.rate is not None:
         threshold = policy.threshold("frontend_core_share")
-        share = figure.median * facts.rate
+        share = seconds * facts.rate
         status = threshold.status(share)
         title += f", {share * 100:.3g} % of a core at {facts.rate:g} requests/s"
         expected = Expected(source=policy.cite("frontend_core_share"), max=threshold.warn_above, unit="ratio")
@@ -187,7 +188,9 @@ def render_cost(facts: TemplateFacts, policy: Policy) -> Iterable[Finding]:
         name="render-cost",
         status=status,
         title=title,
-        measured=figure.quantity("s"),
+        measured=Quantity(
+            value=seconds, unit="s", statistic="median", samples=samples, note=few_note(samples)
+        ),
         expected=expected,
         remedy=remedy,
         evidence=("render-cost",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from kvprobe.models.template_facts import ANY, RETURNS, Cell, TemplateFacts
 from kvprobe.models.template_report import fix_of

@@ -103,13 +103,13 @@ def _used_as_values(tree: Any) -> set[str]:
 
 
 def _constants(node: Any) -> list[Any]:
+    """Texts and booleans of a literal or a list of literals, which Jinja's analysis may have folded into one."""
     from jinja2 import nodes
 
-    if isinstance(node, nodes.Const) and isinstance(node.value, str | bool):
-        return [node.value]
     if isinstance(node, nodes.List | nodes.Tuple):
         return [v for item in node.items for v in _constants(item)]
-    return []
+    value = node.value if isinstance(node, nodes.Const) else None
+    return [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, str | bool)]
 
 
 def _strftime(call: Any) -> str | None:

@@ -14,12 +14,7 @@ from kvprobe.render.screens import Block
 from kvprobe.report import Report
 from kvprobe.units import format_seconds
 
-_CLIENT = {
-    "returned": "reasoning sent back",
-    "dropped": "reasoning dropped",
-    "none": "no reasoning",
-    "given": "",
-}
+_CLIENT = {"returned": "sent back", "dropped": "dropped", "none": "none", "given": ""}
 
 
 def blocks(report: Report, look: Look) -> list[Block]:
@@ -59,35 +54,28 @@ def _side(name: str, text: str, look: Look) -> Text:
 
 def _matrix(result: dict[str, Any], look: Look) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim", expand=False)
-    for column in ("chat", "client", "switches", "prefix", "cause"):
-        table.add_column(column, overflow="fold")
+    for column in ("chat", "reasoning", "switches", "prefix"):
+        table.add_column(column, overflow="fold", no_wrap=column == "switches")
     for row in _rows(result["cells"]):
         table.add_row(*row)
     return [table]
 
 
-def _rows(cells: list[dict[str, Any]]) -> list[tuple[str, str, str, str, str]]:
+def _rows(cells: list[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     """One line an outcome; switches are named where they make the difference."""
-    groups: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for cell in cells:
         safe = cell["bidirectional_safe"]
         if safe is None and not cell["default_switches"]:
             continue
-        word = (
-            "holds"
-            if safe
-            else "BROKEN"
-            if safe is False
-            else "refused"
-            if cell["supported"]
-            else "not tested"
-        )
-        cause = "" if safe else cell["cause"] if safe is False else str(cell["template_error"])[:60]
-        groups.setdefault((cell["title"], _CLIENT[cell["client"]], word, cause), []).append(cell)
+        word = "holds" if safe else f"BROKEN: {cell['cause'].replace('_', ' ')}"
+        if safe is None:
+            word = f"{'refused' if cell['supported'] else 'not tested'}: {str(cell['template_error'])[:60]}"
+        groups.setdefault((cell["title"], _CLIENT[cell["client"]], word), []).append(cell)
     settings = [c["switches"] for c in cells]
     rows = [
-        (title, client, _switches([c["switches"] for c in members], settings), word, cause)
-        for (title, client, word, cause), members in groups.items()
+        (title, client, _switches([c["switches"] for c in members], settings), word)
+        for (title, client, word), members in groups.items()
     ]
     titles = [c["title"] for c in cells]
     return sorted(rows, key=lambda r: titles.index(r[0]))
@@ -101,7 +89,7 @@ def _switches(members: list[dict[str, Any]], all_settings: list[dict[str, Any]])
         mine = _values(name, members)
         if len(mine) < len(_values(name, all_settings)):
             told.append(f"{name}=" + "|".join(mine))
-    return ", ".join(told) or ("any" if names else "")
+    return "\n".join(told) or ("any" if names else "")
 
 
 def _values(name: str, settings: list[dict[str, Any]]) -> list[str]:
@@ -111,12 +99,11 @@ def _values(name: str, settings: list[dict[str, Any]]) -> list[str]:
 
 def _cost(cost: dict[str, Any]) -> Text:
     about = "" if cost["tokens_origin"] == "measured" else "about "
-    parts = [f"{about}{cost['tokens']:,} tokens: render {format_seconds(cost['render_seconds_median'])}"]
     tokenise = cost["tokenise_seconds_median"]
-    parts.append(f"tokenise {format_seconds(tokenise)}" if tokenise is not None else "tokenise not measured")
     text = (
-        ", ".join(parts)
-        + f" of CPU (median of {cost['samples']}, p90 of both {format_seconds(cost['cpu_seconds_p90'])})"
+        f"CPU for a chat of {about}{cost['tokens']:,} tokens: render {format_seconds(cost['render_seconds_median'])}"
+        f" (median of {cost['samples']}), tokenise "
+        + (format_seconds(tokenise) if tokenise is not None else "not measured")
     )
     if cost["core_share"] is not None:
         text += f"; {cost['core_share'] * 100:.3g} % of a core at {cost['rate']:g} requests/s"
