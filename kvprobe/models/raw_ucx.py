@@ -64,7 +64,7 @@ class UcxFacts(msgspec.Struct, frozen=True, kw_only=True):
         return self.version is not None and self.version == nixl_ucx_version
 
 
-def ucx_rung(
+def raw_ucx_rung(
     facts: UcxFacts | None, size_bytes: int, operation: str = "READ", nixl_ucx_version: str | None = None
 ) -> Rung:
     """Rung 2 of the ladder for one size; skipped or unknown with the reason."""
@@ -88,4 +88,5 @@ def ucx_rung(
         samples=series.seconds,
         transport=seen.label if seen else None,
         note=note,
+        comparable=not nixl_ucx_version or facts.same_ucx_as(nixl_ucx_version),
     )

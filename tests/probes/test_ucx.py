@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvprobe.models.raw_ucx import ucx_rung
+from kvprobe.models.raw_ucx import raw_ucx_rung
 from kvprobe.probes.ucx import measure, read_outcomes
 from kvprobe.processes import WorkerOutcome
 from kvprobe.system import System
@@ -50,10 +50,10 @@ def test_get_and_put_for_real() -> None:
         seen = facts.transport(operation)
         assert seen is not None and seen.name
     assert evidence.versions["ucx"] == facts.version
-    rung = ucx_rung(facts, 8 * MIB, "READ", "0.0.0")
+    rung = raw_ucx_rung(facts, 8 * MIB, "READ", "0.0.0")
     assert rung.status == "measured"
     assert "no loss between rungs 2 and 3 is claimed" in (rung.note or "")
-    assert "claimed" not in (ucx_rung(facts, 8 * MIB, "READ", facts.version).note or "")
+    assert "claimed" not in (raw_ucx_rung(facts, 8 * MIB, "READ", facts.version).note or "")
 
 
 @needs_ucx
@@ -74,7 +74,7 @@ def test_unusable_transports_are_a_failure_not_a_crash() -> None:
     )
     assert "ucp_init failed (No such device)" in (evidence.facts.failure or "")
     assert "UCX_TLS=nosuch" in evidence.facts.failure_remedy
-    assert ucx_rung(evidence.facts, MIB).status == "unknown"
+    assert raw_ucx_rung(evidence.facts, MIB).status == "unknown"
 
 
 def test_absent_and_dead() -> None:
@@ -82,10 +82,10 @@ def test_absent_and_dead() -> None:
     facts = read_outcomes(
         "dram", (0, 1), [WorkerOutcome(name=n, events=tuple(gone), result={}) for n in ("prefill", "decode")]
     )
-    assert ucx_rung(facts, MIB).note == "UCX is not installed: pip install nixl-cu12"
+    assert raw_ucx_rung(facts, MIB).note == "UCX is not installed: pip install nixl-cu12"
     dead = [
         WorkerOutcome(name="decode", error="The peer process closed the connection.", error_kind="raised"),
         WorkerOutcome(name="prefill", error="prefill was killed by SIGKILL.", error_kind="died"),
     ]
     assert read_outcomes("dram", (0, 1), dead).failure == "prefill was killed by SIGKILL."
-    assert ucx_rung(None, MIB).status == "skipped"
+    assert raw_ucx_rung(None, MIB).status == "skipped"
