@@ -6,6 +6,7 @@ not recorded (they are random token ids made from a recorded seed); answers are.
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 import time
 from collections.abc import Callable
@@ -121,9 +122,10 @@ class Endpoints:
         status: int | None = None
         failure, detail, size, left = None, "", 0, False
         client = self._open()
+        request = client.build_request(method, self.urls[role] + path, content=body, headers=headers)
         started = self.now()
         try:
-            with client.stream(method, self.urls[role] + path, content=body, headers=headers) as response:
+            with contextlib.closing(client.send(request, stream=True)) as response:
                 status = response.status_code
                 for piece in response.iter_raw():
                     pieces.append((self.now(), piece))

@@ -33,12 +33,14 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     api: str = "completions"
     salt: str = ""
+    conversation: str | None = None
+    """Turns of one conversation share a prefix cache; every other request has one of its own."""
 
     def body(
         self, max_tokens: int, *, stream: bool, way: str, params: Any = None, ids: bool = False
     ) -> bytes:
         """The request body; ``way`` (``pd``, ``alone`` ...) keeps the prefix caches apart."""
-        salt = f"{self.salt}-{self.label}-{way}"
+        salt = f"{self.salt}-{self.conversation or f'{self.label}-{way}'}"
         sampling = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         fields: dict[str, Any] = {"model": self.model, "stream": stream, "cache_salt": salt}
         if self.api == "generate":
@@ -78,12 +80,18 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_ask(seed: int, label: str, tokens: int, model: str, api: str) -> Ask:
     """Random token ids that only this seed and label give."""
+    return ask_of(seed, label, random_ids(seed, label, tokens), model, api)
+
+
+def random_ids(seed: int, label: str, tokens: int) -> list[int]:
+    """Token ids that no other request shares."""
     draw = random.Random(f"{seed} {label} {tokens}")
-    ids = [draw.randint(_FIRST_ID, _LAST_ID) for _ in range(tokens)]
-    return ask_of(seed, label, ids, model, api)
+    return [draw.randint(_FIRST_ID, _LAST_ID) for _ in range(tokens)]
 
 
-def ask_of(seed: int, label: str, ids: list[int], model: str, api: str) -> Ask:
+def ask_of(
+    seed: int, label: str, ids: list[int], model: str, api: str, conversation: str | None = None
+) -> Ask:
     """A prompt of given token ids."""
     return Ask(
         label=label,
@@ -92,6 +100,7 @@ def ask_of(seed: int, label: str, ids: list[int], model: str, api: str) -> Ask:
         model=model,
         api=api,
         salt=f"kvprobe-{seed:x}",
+        conversation=conversation,
     )
 
 

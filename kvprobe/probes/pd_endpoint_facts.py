@@ -10,40 +10,18 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
-from kvprobe.formats.http_answer import Answer, Explained, explain
+from kvprobe.errors import FormatError
+from kvprobe.formats.http_answer import Answer, explain
+from kvprobe.formats.vllm_metrics import Scrape, parse_metrics_page
+from kvprobe.models.paired_facts import Greeting, Server
 from kvprobe.probes.pd_endpoint import Endpoints
 from kvprobe.system import System
 
 _GREETING_BYTES = 10
 _GREETING_SECONDS = 2.0
-
-
-class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """One server by its own account; None: it did not tell."""
-
-    role: str
-    url: str
-    version: str | None = None
-    models: tuple[str, ...] = ()
-    max_model_len: int | None = None
-    metrics: str | None = None
-    failure: Explained | None = None
-    """Why it does not answer at all, or refuses."""
-
-
-class Greeting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a TCP connection to a side-channel port gave, without a byte sent."""
-
-    host: str
-    port: int
-    connected: bool
-    zmq: bool = False
-    """It greeted as a ZMQ socket does."""
-    detail: str = ""
 
 
 def ask_server(ends: Endpoints, role: str) -> Server:
@@ -55,20 +33,31 @@ def ask_server(ends: Endpoints, role: str) -> Server:
     models = _rows(listed)
     lengths = [m["max_model_len"] for m in models if isinstance(m.get("max_model_len"), int)]
     version = _json(ends.get(role, "/version")).get("version")
+    scrape = read_metrics(ends, role, "at start")
+    engines = scrape.engines if scrape else ()
+    caching = [e.cache_config.get("enable_prefix_caching") for e in engines]
     return Server(
         role=role,
         url=ends.urls[role],
         version=version if isinstance(version, str) else None,
         models=tuple(str(m["id"]) for m in models if isinstance(m.get("id"), str)),
         max_model_len=min(lengths) if lengths else None,
-        metrics=read_metrics(ends, role),
+        requests_running=_total(e.requests_running for e in engines),
+        requests_waiting=_total(e.requests_waiting for e in engines),
+        prefix_caching=caching[0] == "True" if caching and caching[0] is not None else None,
     )
 
 
-def read_metrics(ends: Endpoints, role: str, label: str = "") -> str | None:
-    """The text of ``/metrics``; None where there is none."""
+def read_metrics(ends: Endpoints, role: str, label: str) -> Scrape | None:
+    """One ``/metrics`` page; None where there is none of vLLM's."""
     answer = ends.get(role, "/metrics", label)
-    return answer.body if answer.ok else None
+    if not answer.ok:
+        return None
+    try:
+        scrape = parse_metrics_page(answer.body, f"{ends.name(role)}/metrics")
+    except FormatError:
+        return None
+    return scrape if scrape.is_vllm else None
 
 
 def read_greeting(system: System, host: str, port: int) -> Greeting:
@@ -100,6 +89,11 @@ def read_greeting(system: System, host: str, port: int) -> Greeting:
         zmq=len(data) == _GREETING_BYTES and data[0] == 0xFF and data[-1] == 0x7F,
         detail=found["detail"],
     )
+
+
+def _total(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if known else None
 
 
 def _json(answer: Answer) -> dict[str, Any]:

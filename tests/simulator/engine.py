@@ -21,6 +21,17 @@ class Fault(Exception):
         self.message = message
 
 
+class Clock:
+    """Delays counted from the arrival of the request, so that the simulator's own work does not add to them."""
+
+    def __init__(self) -> None:
+        self.at = time.perf_counter()
+
+    def pause(self, seconds: float) -> None:
+        self.at += seconds
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+
+
 class Cut(Exception):
     """Close the connection in the middle."""
 
@@ -42,7 +53,7 @@ def output(prompt: tuple[int, ...], count: int) -> list[int]:
     return [(seed * (k + 3) + k * k) % 28000 + 1000 for k in range(count)]
 
 
-def prefill(state: State, role: str, body: dict[str, Any], request_id: str) -> Params | None:
+def prefill(state: State, role: str, body: dict[str, Any], request_id: str, clock: Clock) -> Params | None:
     """Compute the prompt, less what a bidirectional decode still holds, and offer its blocks."""
     prompt, params = prompt_of(body), body.get("kv_transfer_params") or {}
     known = 0
@@ -50,17 +61,17 @@ def prefill(state: State, role: str, body: dict[str, Any], request_id: str) -> P
         held = state.offered.get(str(params.get("remote_request_id")), (0, ()))
         known = min(int(params.get("remote_num_tokens") or 0), len(prompt), held[0])
     if known:
-        transfer(state, role, known)
-    compute(state, role, len(prompt) - known)
+        transfer(state, role, known, clock)
+    compute(state, role, len(prompt) - known, clock)
     if not params.get("do_remote_decode") or state.has("no_connector") or state.has("params_null"):
         return None
     return offer(state, prompt, len(prompt), f"{request_id}-p", remote_prefill=True)
 
 
-def compute(state: State, role: str, tokens: int) -> None:
+def compute(state: State, role: str, tokens: int, clock: Clock) -> None:
     with state.lock:
         state.prefilling[role] = state.prefilling.get(role, 0) + 1
-    time.sleep(state.plan.prefill * min(tokens, 1) + state.plan.prefill_per_token * tokens)
+    clock.pause(state.plan.prefill * min(tokens, 1) + state.plan.prefill_per_token * tokens)
     with state.lock:
         state.prefilling[role] -= 1
     state.count(role, "local_compute", tokens)
@@ -84,15 +95,14 @@ def offer(state: State, prompt: tuple[int, ...], tokens: int, key: str, *, remot
     return found
 
 
-def transfer(state: State, role: str, tokens: int) -> None:
+def transfer(state: State, role: str, tokens: int, clock: Clock) -> None:
     plan = state.plan
     with state.lock:
         first, state.contacts = state.contacts == 0, state.contacts + 1
-    began = time.perf_counter()
-    time.sleep(plan.transfer + plan.transfer_per_token * tokens)
-    spent = time.perf_counter() - began
+    spent = plan.transfer + plan.transfer_per_token * tokens
+    clock.pause(spent)
     if first:
-        time.sleep(plan.first_contact)
+        clock.pause(plan.first_contact)
     blocks = state.blocks(tokens)
     state.count(role, "transfers")
     state.count(role, "nixl_xfer_time_seconds", spent)
@@ -101,7 +111,7 @@ def transfer(state: State, role: str, tokens: int) -> None:
     state.count(role, "external_kv_transfer", tokens)
 
 
-def fetch(state: State, role: str, prompt: tuple[int, ...], params: Params) -> bool:
+def fetch(state: State, role: str, prompt: tuple[int, ...], params: Params, clock: Clock) -> bool:
     """Decode's side of the hand-over; False: it computes the prompt itself without a word to the client."""
     held = state.offered.get(str(params.get("remote_request_id")))
     if not params.get("do_remote_prefill") or held is None or state.has("recompute"):
@@ -109,30 +119,32 @@ def fetch(state: State, role: str, prompt: tuple[int, ...], params: Params) -> b
     if state.has("kv_load_500"):
         state.count(role, "failed_transfers")
         raise Fault(500, "Internal server error")
-    transfer(state, role, len(prompt))
+    transfer(state, role, len(prompt), clock)
     if state.has("expired"):
         state.count("prefill", "notifications_after_expiry")
         state.count("prefill", "kv_expired_reqs")
     return True
 
 
-def decode(state: State, role: str, body: dict[str, Any], entry: dict[str, Any]) -> Iterator[list[int]]:
+def decode(
+    state: State, role: str, body: dict[str, Any], entry: dict[str, Any], clock: Clock
+) -> Iterator[list[int]]:
     """One token a step, in a list; the first after fetching or computing the prompt."""
     prompt, params = prompt_of(body), body.get("kv_transfer_params") or {}
-    handed = bool(params.get("do_remote_prefill"))
-    fetched = handed and not state.has("no_connector") and fetch(state, role, prompt, params)
-    if fetched:
-        time.sleep(state.plan.schedule + state.plan.step)
-    else:
-        compute(state, role, len(prompt))
-    entry["fetched"] = fetched
     tokens = output(prompt, most(body))
+    handed = bool(params.get("do_remote_prefill"))
+    fetched = handed and not state.has("no_connector") and fetch(state, role, prompt, params, clock)
+    if fetched:
+        clock.pause(state.plan.schedule + state.plan.step)
+    else:
+        compute(state, role, len(prompt), clock)
+    entry["fetched"] = fetched
     if fetched and state.has("wrong_output"):
         tokens = [t + 1 for t in tokens]
     for index, token in enumerate(tokens):
         if index:
             busy = state.prefilling.get(role, 0)
-            time.sleep(state.plan.interference if busy and state.plan.interference else state.plan.step)
+            clock.pause(state.plan.interference if busy and state.plan.interference else state.plan.step)
         if handed and index == 3:
             if state.has("stream_cut"):
                 raise Cut

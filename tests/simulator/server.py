@@ -30,6 +30,12 @@ class Handler(BaseHTTPRequestHandler):
     state: State
     role: str
 
+    clock: engine.Clock
+
+    def parse_request(self) -> bool:
+        self.clock = engine.Clock()
+        return super().parse_request()
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the name is http.server's
         return
 
@@ -57,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         request_id = self.headers.get("X-Request-Id", "none")
-        entry = self.state.note(role=self.role, path=self.path, id=request_id)
+        entry = self.state.note(received=self.clock.at, role=self.role, path=self.path, id=request_id)
         try:
             if self.allowed():
                 self.handle_body(json.loads(data), request_id, entry)
@@ -84,28 +90,27 @@ class Handler(BaseHTTPRequestHandler):
         if self.role == "proxy":
             return self.proxy(body, request_id, entry)
         if self.role == "prefill" and not body.get("stream") and engine.most(body) == 1:
-            params = engine.prefill(self.state, self.role, body, request_id)
-            return self.answer(self.whole(body, params), entry)
+            tokens = engine.output(engine.prompt_of(body), 1)
+            params = engine.prefill(self.state, self.role, body, request_id, self.clock)
+            return self.answer(self.whole(params, tokens), entry)
         if body.get("stream"):
             return self.stream(body, entry)
-        tokens = [t for piece in engine.decode(self.state, self.role, body, entry) for t in piece]
+        tokens = [t for piece in engine.decode(self.state, self.role, body, entry, self.clock) for t in piece]
         prompt = engine.prompt_of(body)
         params = None
         if (body.get("kv_transfer_params") or {}) and not self.state.has("no_readback"):
             held = (*prompt, *tokens)[:-1]
             params = engine.offer(self.state, held, len(held), f"{request_id}-d", remote_prefill=False)
-        return self.answer(self.whole(body, params, tokens), entry)
+        return self.answer(self.whole(params, tokens), entry)
 
-    def whole(self, body: dict[str, Any], params: Any, tokens: list[int] | None = None) -> dict[str, Any]:
-        if tokens is None:
-            tokens = engine.output(engine.prompt_of(body), 1)
+    def whole(self, params: Any, tokens: list[int]) -> dict[str, Any]:
         text = "".join(f" t{t}" for t in tokens)
         choice = {"index": 0, "text": text, "finish_reason": "length", "token_ids": tokens}
         return {"model": "m", "choices": [choice], "kv_transfer_params": params}
 
     def stream(self, body: dict[str, Any], entry: dict[str, Any]) -> None:
         handed = bool((body.get("kv_transfer_params") or {}).get("do_remote_prefill"))
-        pieces = engine.decode(self.state, self.role, body, entry)
+        pieces = engine.decode(self.state, self.role, body, entry, self.clock)
         first = next(pieces) if not (handed and self.state.has("kv_load_event")) else None
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -133,7 +138,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def proxy(self, body: dict[str, Any], request_id: str, entry: dict[str, Any]) -> None:
         """What a router does, over real HTTP: prefill, then decode with the params, passed through."""
-        time.sleep(self.state.plan.proxy)
+        self.clock.pause(self.state.plan.proxy)
         ask = {**body, "stream": False, "max_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
         with self.call("prefill", ask, request_id) as found:
             params = json.loads(found.read()).get("kv_transfer_params")
@@ -158,7 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         return urllib.request.urlopen(request)
 
     def rendering(self, body: dict[str, Any]) -> None:
-        time.sleep(self.state.plan.render)
+        self.clock.pause(self.state.plan.render)
         if self.state.has("scale_out_off") and self.role != "render":
             raise engine.Fault(
                 403, "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out"
@@ -208,6 +213,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        return  # a client that left is no event here
+
+
 def side_channel(state: State, listener: socket.socket) -> None:
     while True:
         link, _ = listener.accept()
@@ -232,8 +244,7 @@ def serve(plan: Plan, certificate: str | None = None) -> None:
         threading.Thread(target=side_channel, args=(state, listener), daemon=True).start()
     for role in ROLES:
         handler = type(f"{role.title()}Handler", (Handler,), {"state": state, "role": role})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.daemon_threads = True
+        server = Server(("127.0.0.1", 0), handler)
         if certificate:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(certificate)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,7 +60,7 @@ class State:
             mine[name] = mine.get(name, 0.0) + amount
 
     def note(self, **fields: Any) -> dict[str, Any]:
-        entry = {"received": time.perf_counter(), **fields}
+        entry = dict(fields)
         with self.lock:
             self.log.append(entry)
         return entry
