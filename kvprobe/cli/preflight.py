@@ -35,6 +35,7 @@ from kvprobe.flows.preflight import preflight
 @click.option("--calibration", metavar="FILE", help="Constants of this deployment from `kvprobe calibrate`.")
 @click.option("--ttft-slo", type=DURATION, help="The TTFT you must keep, such as 500ms.")
 @click.option("--base-ttft", type=DURATION, help="The TTFT you have without P/D at 8,192 tokens.")
+@click.option("--ucx/--no-ucx", default=True, show_default=True, help="Measure rung 2, raw UCX, as well.")
 @click.option("--diagnose", type=click.Choice(["auto", "off"]), default="auto", show_default=True, help="auto: when the transfer is far from the raw copy, find out why by experiment.")  # fmt: skip
 @click.option("--diagnose-budget", type=DURATION, default="90s", show_default=True, help="Time for these experiments.")  # fmt: skip
 @common_options

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
-from kvprobe.evidence import AnyEvidence, Evidence
+from kvprobe.evidence import AnyEvidence
 from kvprobe.flows import Door
 from kvprobe.formats.nvml import Gpu, GpuFacts
 from kvprobe.models.kv_layout import KvLayout
@@ -14,10 +15,11 @@ from kvprobe.models.ladder import Rung
 from kvprobe.models.link import link_ceiling
 from kvprobe.models.prompt_steps import JUDGED_TOKENS, Selection, select
 from kvprobe.models.raw_copy import raw_copy_rung
+from kvprobe.models.raw_ucx import raw_ucx_rung
 from kvprobe.models.statistics import median
 from kvprobe.models.transfer import Setup, TransferFacts
 from kvprobe.policy import Policy
-from kvprobe.probes import capacity, raw_copy, transfer
+from kvprobe.probes import capacity, raw_copy, transfer, ucx
 from kvprobe.processes import Event
 from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.units import format_bytes
@@ -25,7 +27,7 @@ from kvprobe.units import format_bytes
 _VRAM_BYTES = 8 * 1024**3
 _DRAM_BYTES = 4 * 1024**3
 _SPINNING_CORES = 4
-SKIPPED_UCX = Rung(number=2, status="skipped", note="not asked for (kvprobe transfer --ucx)")
+_UCX_SAMPLES = 5
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int | None
     """Registered per side at most; None: 8 GiB of VRAM, 4 GiB of DRAM, less where less is free."""
     setup: Setup = Setup()
+    ucx: bool = True
+    """Rung 2 as well."""
 
     def select(self, memory_bytes: int) -> Selection:
         """The steps that fit into ``memory_bytes`` per side."""
@@ -67,100 +71,100 @@ def measure_gpu_pair(
     accessor, owner = (decode, prefill) if plan.operation == "READ" else (prefill, decode)
     ceiling = link_ceiling(accessor, pair, owner, access=plan.operation.lower())
     size = selection.plans[JUDGED_TOKENS].bytes
-    rungs = [
-        Rung(
-            number=0,
-            status="computed" if ceiling.bytes_per_second else "unknown",
-            bytes=size,
-            seconds=size / ceiling.bytes_per_second if ceiling.bytes_per_second else None,
-            statistic="nominal rate",
-            transport=ceiling.path,
-            note=ceiling.basis,
-        )
-    ]
-    evidence: list[AnyEvidence] = []
+    link = Rung(
+        number=0,
+        status="computed" if ceiling.bytes_per_second else "unknown",
+        bytes=size,
+        seconds=size / ceiling.bytes_per_second if ceiling.bytes_per_second else None,
+        statistic="nominal rate",
+        transport=ceiling.path,
+        note=ceiling.basis,
+    )
     setup = msgspec.structs.replace(
         plan.setup, memory="vram", prefill_gpu=prefill.index, decode_gpu=decode.index
     )
-    name = f"{prefill.index}-{decode.index}"
-    door.progress.step(f"raw copies {subject}")
-    copied = raw_copy.measure(
-        door.system,
-        prefill_gpu=prefill.index,
-        decode_gpu=decode.index,
-        sizes_bytes=[size] if size * 2 <= allowed else [allowed // 2],
-        deadline_seconds=max(2.0, plan.budget_seconds / 5),
-        evidence_id=f"raw-copy-{name}",
-    )
-    evidence.append(copied)
-    rungs += [raw_copy_rung(copied.facts, size), SKIPPED_UCX]
-    moved = _move(door, plan, selection, setup, f"transfer-{name}")
-    if moved is not None:
-        evidence.append(moved)
+    climbed = _climb(door, plan, selection, setup, allowed, f"{prefill.index}-{decode.index}")
     facts = LadderFacts(
         subject=subject,
         memory="vram",
         judged_tokens=JUDGED_TOKENS,
         operation=plan.operation,
-        rungs=(*rungs, *nixl_rungs(moved.facts if moved else None, plan.operation)),
-        transfer=moved.facts if moved else None,
+        rungs=(link, *climbed.rungs),
+        transfer=climbed.transfer,
         promised_p2p=None if status in (None, "U") else status == "OK",
         busy=_busy(door.policy, prefill, decode),
         reduced=_reduced(selection, allowed, free),
-        evidence=("gpus", f"raw-copy-{name}", f"transfer-{name}"),
+        evidence=("gpus", *(e.id for e in climbed.evidence)),
     )
-    return facts, evidence
+    return facts, list(climbed.evidence)
 
 
 def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]]:
     """The host-memory path: the same plan between two processes' DRAM."""
     seen = capacity.look(door.system)
-    available = seen.facts.memory_available_bytes or 0
+    available = seen.facts.memory_available_bytes
     allowed = min(plan.memory_bytes or _DRAM_BYTES, available // 4)
     selection = plan.select(allowed)
     # Each NIXL progress thread spins a core; with fewer cores than spinners it costs 3 to 4 times the bandwidth.
     spin = seen.facts.cores >= _SPINNING_CORES
     setup = msgspec.structs.replace(plan.setup, memory="dram", progress_thread=spin)
-    size = selection.plans[JUDGED_TOKENS].bytes
-    door.progress.step("raw copies in host memory")
-    copied = raw_copy.measure(
-        door.system,
-        sizes_bytes=[size] if size <= allowed else [allowed],
-        memory="dram",
-        deadline_seconds=max(2.0, plan.budget_seconds / 5),
-        evidence_id="raw-copy-dram",
-    )
-    moved = _move(door, plan, selection, setup, "transfer-dram")
+    climbed = _climb(door, plan, selection, setup, allowed, "dram")
     facts = LadderFacts(
         subject="in host memory",
         memory="dram",
         judged_tokens=JUDGED_TOKENS,
         operation=plan.operation,
-        rungs=(
-            raw_copy_rung(copied.facts, size),
-            SKIPPED_UCX,
-            *nixl_rungs(moved.facts if moved else None, plan.operation),
-        ),
-        evidence=("raw-copy-dram", "transfer-dram"),
-        transfer=moved.facts if moved else None,
+        rungs=climbed.rungs,
+        transfer=climbed.transfer,
         reduced=_reduced(selection, allowed, available),
+        evidence=tuple(e.id for e in climbed.evidence),
     )
-    return facts, [seen, copied, *([moved] if moved else [])]
+    return facts, [seen, *climbed.evidence]
 
 
-def _move(
-    door: Door, plan: Plan, selection: Selection, setup: Setup, evidence_id: str
-) -> Evidence[TransferFacts] | None:
-    if not selection.steps:
-        return None
-    return transfer.measure(
-        door.system,
-        setup,
-        selection.steps,
-        budget_seconds=plan.budget_seconds,
-        on_event=progress_of(door, setup.name),
-        evidence_id=evidence_id,
+class _Climbed(msgspec.Struct, frozen=True, kw_only=True):
+    rungs: tuple[Rung, ...]
+    transfer: TransferFacts | None
+    evidence: tuple[AnyEvidence, ...]
+
+
+def _climb(door: Door, plan: Plan, selection: Selection, setup: Setup, allowed: int, name: str) -> _Climbed:
+    """Rungs 1 to 4 in one go; ``name`` tells the evidence of one pair from another's."""
+    size = selection.plans[JUDGED_TOKENS].bytes
+    evidence: list[AnyEvidence] = []
+    where: dict[str, Any] = {
+        "memory": setup.memory, "prefill_gpu": setup.prefill_gpu, "decode_gpu": setup.decode_gpu
+    }  # fmt: skip
+    copied = through_ucx = moved = None
+    if size <= allowed:
+        door.progress.step(f"raw copies ({setup.name})")
+        copied = raw_copy.measure(
+            door.system, sizes_bytes=[size], deadline_seconds=max(2.0, plan.budget_seconds / 5),
+            evidence_id=f"raw-copy-{name}", **where,
+        )  # fmt: skip
+        evidence.append(copied)
+    if size <= allowed and plan.ucx:
+        door.progress.step(f"raw UCX ({setup.name})")
+        through_ucx = ucx.measure(
+            door.system, sizes_bytes=[size], samples=_UCX_SAMPLES, operations=[plan.operation],
+            deadline_seconds=max(2.0, plan.budget_seconds / 6), visibility=setup.visibility, env=setup.env,
+            evidence_id=f"raw-ucx-{name}", **where,
+        )  # fmt: skip
+        evidence.append(through_ucx)
+    if selection.steps:
+        moved = transfer.measure(
+            door.system, setup, selection.steps, budget_seconds=plan.budget_seconds,
+            on_event=progress_of(door, setup.name), evidence_id=f"transfer-{name}",
+        )  # fmt: skip
+        evidence.append(moved)
+    facts = moved.facts if moved else None
+    version = facts.versions.get("ucx") if facts else None
+    rungs = (
+        raw_copy_rung(copied.facts if copied else None, size),
+        raw_ucx_rung(through_ucx.facts if through_ucx else None, size, plan.operation, version),
+        *nixl_rungs(facts, plan.operation),
     )
+    return _Climbed(rungs=rungs, transfer=facts, evidence=tuple(evidence))
 
 
 def progress_of(door: Door, name: str) -> Callable[[Event], None]:

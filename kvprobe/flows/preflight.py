@@ -47,6 +47,7 @@ class PreflightRequest(msgspec.Struct, frozen=True, kw_only=True):
     base_ttft: float | None = None
     diagnose: str = "auto"
     diagnose_budget: float = 90.0
+    ucx: bool = True
 
 
 def preflight(door: Door, params: dict[str, Any]) -> Draft:
@@ -108,6 +109,7 @@ def _plan(layout: KvLayout, request: PreflightRequest) -> Plan:
         operation="READ" if request.connector == "pull" else "WRITE",
         budget_seconds=request.budget,
         memory_bytes=request.max_memory,
+        ucx=request.ucx,
     )
 
 

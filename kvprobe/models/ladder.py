@@ -41,6 +41,9 @@ class Rung(msgspec.Struct, frozen=True, kw_only=True):
     note: str | None = None
     """Why it was skipped, or what a computed value rests on."""
 
+    comparable: bool = True
+    """False: shown, but no loss to or from it is claimed (rung 2 with another UCX than NIXL's)."""
+
     @property
     def name(self) -> str:
         return NAMES[self.number]
@@ -73,7 +76,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True):
 
 def losses(rungs: Sequence[Rung]) -> tuple[Loss, ...]:
     """Losses between neighbours that have seconds for the same bytes, lowest rung first."""
-    known = [r for r in sorted(rungs, key=lambda r: r.number) if r.seconds]
+    known = [r for r in sorted(rungs, key=lambda r: r.number) if r.seconds and r.comparable]
     found = []
     for below, above in zip(known, known[1:], strict=False):
         assert below.seconds is not None and above.seconds is not None
