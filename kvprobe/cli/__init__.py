@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",
     "template": "Is bidirectional KV transfer safe with this chat template, and what does rendering cost?",
     "live": "What does the running deployment really add to TTFT? Asks the servers themselves.",
+    "calibrate": "Fit the TTFT tax's assumed terms to live runs, for preflight and estimate.",
     "last": "The newest stored run, for monitors; a stale one is UNKNOWN.",
     "report": "Print a stored report again, in any format.",
     "judge": "Judge a stored report by another policy.",
