@@ -7,22 +7,8 @@ from typing import Any
 import click
 
 from kvprobe.cli.common import Common, common_options, execute
+from kvprobe.cli.types import DURATION
 from kvprobe.flows.compare import flow
-from kvprobe.units import parse_duration
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
-    """``250ms`` -> seconds."""
-
-    name = "DURATION"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, float):
-            return value
-        seconds = parse_duration(str(value))
-        if seconds <= 0:
-            self.fail(f"{value!r} is not a positive duration.", param, ctx)
-        return seconds
 
 
 @click.command()
@@ -33,9 +19,9 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic only since
     metavar="FILE",
     help="Log of the decode server during the P/D run: was KV moved, and what share of the tax is it.",
 )
-@click.option("--ttft-slo", type=Duration(), help="Target for the time to first token, such as 2s or 500ms.")
-@click.option("--tpot-slo", type=Duration(), help="Target for the mean time per output token of a request.")
-@click.option("--itl-slo", type=Duration(), help="Target for the gap between tokens, such as 50ms.")
+@click.option("--ttft-slo", type=DURATION, help="Target for the time to first token, such as 2s or 500ms.")
+@click.option("--tpot-slo", type=DURATION, help="Target for the mean time per output token of a request.")
+@click.option("--itl-slo", type=DURATION, help="Target for the gap between tokens, such as 50ms.")
 @click.option(
     "--slo-percentile",
     type=click.FloatRange(50, 100),

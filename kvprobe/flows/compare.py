@@ -44,6 +44,9 @@ def flow(door: Door, params: dict[str, Any]) -> Draft:
             "compare needs two results: the colocated one, then the P/D one.",
             "kvprobe compare COLOCATED.json PD.json",
         )
+    for name in ("ttft_slo", "tpot_slo", "itl_slo"):
+        if params.get(name) is not None and not params[name] > 0:
+            raise UsageError(f"--{name.replace('_', '-')} must be more than 0.")
     slo = Slo(
         ttft_seconds=params.get("ttft_slo"),
         tpot_seconds=params.get("tpot_slo"),

@@ -9,6 +9,7 @@ import msgspec
 
 from kvprobe.errors import FormatError, UsageError
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
+from kvprobe.finding import Finding, Status
 from kvprobe.flows import Door, Draft
 from kvprobe.models.advice import AdviceFacts, Case
 from kvprobe.models.cost_fit import CostFit
@@ -28,6 +29,7 @@ from kvprobe.report import decode
 from kvprobe.rules import advice as advice_rules
 from kvprobe.rules import budget, estimate
 from kvprobe.rules.base import run_rules
+from kvprobe.units import format_rate
 
 DEFAULT_PROMPTS = (8192,)
 
@@ -107,7 +109,7 @@ def flow(door: Door, params: dict[str, Any]) -> Draft:
     )
     findings = [
         *run_rules(estimate.RULES, facts, door.policy),
-        *run_rules(budget.RULES, budget_facts, door.policy),
+        *_within_budget(run_rules(budget.RULES, budget_facts, door.policy), judged),
         *run_rules(advice_rules.RULES, advice, door.policy),
     ]
     weighed = advice_rules.advice_of(advice, door.policy) if advice.case.told else None
@@ -166,7 +168,7 @@ def _link(request: EstimateRequest, fitted: FitSource | None) -> LinkSpec:
         source = f"{known.basis}, {known.source}"
         origin = Origin.READ if known.basis == MEASURED else Origin.ASSUMED
     elif request.bandwidth:
-        name, rate, source = "--bandwidth", request.bandwidth, "given on the command line"
+        name, rate, source = format_rate(request.bandwidth), request.bandwidth, "given with --bandwidth"
     elif fitted:
         name, source, origin = fitted.transport or "fit", fitted.source, Origin.READ
     return LinkSpec(
@@ -221,6 +223,24 @@ def _plan(layout: KvLayout, tokens: int) -> DescriptorPlan:
             f"{layout.model} takes at most {layout.max_tokens:,} tokens, not {tokens:,}.", "Give a shorter --prompt-tokens."
         )  # fmt: skip
     return plan(layout, tokens)
+
+
+def _within_budget(found: list[Finding], judged: PromptEstimate) -> list[Finding]:
+    """A lower bound can break a target but never keep it."""
+    if judged.complete:
+        return found
+    return [
+        f
+        if f.status is Status.FAIL
+        else msgspec.structs.replace(
+            f,
+            status=Status.SKIP,
+            title="Not judged: the tax is a lower bound (KVP671)",
+            remedy=None,
+            notes=(),
+        )
+        for f in found
+    ]
 
 
 def _advice_facts(request: EstimateRequest, told: PromptEstimate, link: LinkSpec) -> AdviceFacts:

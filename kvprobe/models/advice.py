@@ -99,7 +99,7 @@ def advise(facts: AdviceFacts, *, slow_seconds: float, noticeable_seconds: float
     elif facts.transfer_seconds is None or facts.lower_bound:
         label, deciding, also = "measure_first", pro, ["the transfer is not fully known", *contra]
     else:
-        label, deciding, also = "split", [*pro, _tax_words(facts)], contra
+        label, deciding, also = "split", pro, [_tax_words(facts), *contra]
     return Advice(
         label=label,
         deciding=tuple(deciding),

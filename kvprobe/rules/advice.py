@@ -41,7 +41,7 @@ def split_or_colocate(facts: AdviceFacts, policy: Policy) -> Iterable[Finding]:
     told = advice_of(facts, policy)
     because = "; ".join(told.deciding)
     title, status, remedy = {
-        "split": (f"Split prefill and decode: {because}", Status.PASS, _SPLIT),
+        "split": (f"Split prefill and decode: {because}; {'; '.join(told.also[:1])}", Status.PASS, _SPLIT),
         "colocate": (f"Stay colocated: {because}", Status.WARN, colocated_settings(told, facts.case)),
         "no_need": (f"No need to split: {because}", Status.PASS, colocated_settings(told, facts.case)),
         "measure_first": (f"Worth measuring: {because}", Status.UNKNOWN, _MEASURE),
@@ -106,7 +106,11 @@ def colocated_settings(told: Advice, case: Case) -> Remedy:
 def _targets(case: Case) -> str:
     """The user's targets as options of ``kvprobe compare``."""
     told = (("ttft", case.ttft_slo_seconds), ("itl", case.itl_slo_seconds))
-    return "".join(f" --{name}-slo {value * 1e3:g}ms" for name, value in told if value is not None)
+    return "".join(
+        f" --{name}-slo {f'{value:g}s' if value >= 1 else f'{value * 1e3:g}ms'}"
+        for name, value in told
+        if value is not None
+    )
 
 
 def bidirectional(facts: AdviceFacts, policy: Policy) -> Iterable[Finding]:

@@ -1,4 +1,4 @@
-"""KVP670 to KVP673: the terms of an estimated transfer, and whether the link carries the traffic."""
+"""KVP670 to KVP674: the terms of an estimated transfer, and whether the link carries the traffic."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterable
 import msgspec
 
 from kvprobe.finding import Expected, Finding, Quantity, Remedy, Status
+from kvprobe.models.advice import JUDGED_TOKENS
 from kvprobe.models.estimate import FitSource, LinkSpec, PromptEstimate
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
 _LINK_BUSY = 0.7
+TRANSFER = "transfer_8k_seconds"
 _MEASURE = Remedy(
     text="Measure it on two GPUs of this kind and give the report: a descriptor costs what UCX's transport makes of it, "
     "and constants of another transport do not carry over.",
@@ -67,7 +69,6 @@ def descriptor_term(facts: EstimateFacts, policy: Policy) -> Iterable[Finding]:
             status=Status.UNKNOWN,
             title=f"What {count} cost on this link is not known, so the transfer takes at least "
             f"{format_seconds(told.at_least_seconds)}",
-            measured=Quantity(value=None, unit="s"),
             remedy=_MEASURE,
             notes=(
                 "Recorded with cuda_ipc on 2x H200: 3.3 to 3.8 us each, far more than the bytes; other transports differ.",
@@ -176,9 +177,39 @@ def window(facts: EstimateFacts, policy: Policy) -> Iterable[Finding]:
     )
 
 
+def transfer_in_policy(facts: EstimateFacts, policy: Policy) -> Iterable[Finding]:
+    """KVP674: the estimated transfer stays inside the policy's limit for 8,192 tokens."""
+    if TRANSFER not in policy.thresholds:
+        return
+    threshold, told = policy.threshold(TRANSFER), facts.told
+    # Longer prompts are scaled to the length that the limit is for; shorter ones count as they are.
+    seconds = told.at_least_seconds * JUDGED_TOKENS / max(told.prompt_tokens, JUDGED_TOKENS)
+    status = threshold.status(seconds)
+    if not told.complete and status is not Status.FAIL:
+        return  # a lower bound inside the limit says nothing; KVP671 is UNKNOWN
+    limit = threshold.fail_above if threshold.fail_above is not None else threshold.warn_above
+    least = "" if told.complete else "at least "
+    scaled = (
+        f" ({format_seconds(seconds)} for {JUDGED_TOKENS:,})" if told.prompt_tokens > JUDGED_TOKENS else ""
+    )
+    yield Finding(
+        id="KVP674",
+        name="estimated-transfer-within-policy",
+        status=status,
+        title=f"The transfer of {told.prompt_tokens:,} tokens would take {least}{format_seconds(told.at_least_seconds)}{scaled}",
+        measured=Quantity(value=seconds, unit="s", note="estimated, not measured"),
+        expected=Expected(max=limit, unit="s", source=policy.cite(TRANSFER)),
+        remedy=None
+        if status is Status.PASS
+        else Remedy(text="A faster link or fewer bytes (fp8 KV cache); at this speed P/D adds the transfer to every first token."),
+        code=None if status is Status.PASS else "transfer_too_slow",
+    )  # fmt: skip
+
+
 RULES: tuple[Rule[EstimateFacts], ...] = (
     Rule("KVP670", "wire-time", on_the_wire),
     Rule("KVP671", "descriptor-term", descriptor_term),
     Rule("KVP672", "link-carries-rate", link_carries),
     Rule("KVP673", "window-fills-link", window),
+    Rule("KVP674", "estimated-transfer-within-policy", transfer_in_policy),
 )

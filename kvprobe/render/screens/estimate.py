@@ -26,7 +26,8 @@ def blocks(report: Report, look: Look) -> list[Block]:
     found = [Block(title="Transfer of one prompt", body=_transfer(result))]
     judged = result["prompts"][-1]
     found.append(Block(title=_tax_title(judged), body=_tax(judged)))
-    if result.get("advice"):
+    if result.get("advice") and result["advice"]["label"] in ("split", "no_need"):
+        # The other two stand below as findings with everything about them.
         found.append(
             Block(title=f"Advice: {_ADVICE[result['advice']['label']]}", body=_advice(result["advice"]))
         )
@@ -39,9 +40,14 @@ def _transfer(result: dict[str, Any]) -> tuple[RenderableType, ...]:
     kv, link = result["kv"], result["link"]
     per_token = kv["bytes_per_token"]["per_rank"]
     rank = " a rank" if kv["tp"] > 1 else ""
+    head = (
+        link["source"]
+        if link["bytes_per_second"] is None
+        else f"{link['name']}: {_rate(link)}{link['source']}"
+    )
     lines = [
         f"{format_bytes(per_token)} per token{rank}, {kv['kv_cache_dtype']}, blocks of {kv['block_size_tokens']} tokens",
-        f"{link['name']}: {_rate(link)}{link['source']}",
+        head,
     ]
     table = _grid(7)
     heads = ["tokens", f"bytes{rank}", "descriptors", "wire", "descriptors", "round trip", "transfer"]
@@ -69,10 +75,8 @@ def _grid(columns: int) -> Table:
 
 def _rate(link: dict[str, Any]) -> str:
     speed, effective = link["bytes_per_second"], link["effective_bytes_per_second"]
-    if speed is None:
-        return ""
-    limited = f" ({format_rate(effective)} through the window)" if effective != speed else ""
-    return f"{format_rate(speed)}{limited}, "
+    told = "" if link["name"] == format_rate(speed) else f"{format_rate(speed)}, "
+    return told if effective == speed else f"{told}{format_rate(effective)} through the window, "
 
 
 def _descriptors(row: dict[str, Any]) -> str:
@@ -94,15 +98,21 @@ def _tax_title(row: dict[str, Any]) -> str:
 
 
 def _tax(row: dict[str, Any]) -> tuple[RenderableType, ...]:
+    terms = [*row["tax"]["terms"], {**row["tax"]["first_contact"], "name": "first contact, once"}]
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(justify="right")
     table.add_column()
-    for term in [*row["tax"]["terms"], {**row["tax"]["first_contact"], "name": "first contact, once"}]:
+    table.add_column()
+    sources = list(dict.fromkeys(term["source"] for term in terms))
+    for term in terms:
         least = "≥ " if term["name"] == "transfer" and row["tax_is_lower_bound"] else ""
-        origin = Text(f"{term['origin']}: {term['source']}", style="dim")
-        table.add_row(term["name"], least + format_seconds(term["seconds"]), origin)
-    return (table,)
+        mark = Text(f"({sources.index(term['source']) + 1})", style="dim")
+        table.add_row(term["name"], least + format_seconds(term["seconds"]), term["origin"], mark)
+    notes = Table.grid(padding=(0, 1))
+    for number, source in enumerate(sources, 1):
+        notes.add_row(Text(f"({number})", style="dim"), Text(source, style="dim"))
+    return (table, notes)
 
 
 def _advice(advice: dict[str, Any]) -> tuple[RenderableType, ...]:
