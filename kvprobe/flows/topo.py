@@ -10,14 +10,16 @@ import msgspec
 
 from kvprobe.errors import UsageError
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
+from kvprobe.finding import Finding
 from kvprobe.flows import Door, Draft
 from kvprobe.formats.nvidia_smi import SmiText, capability_in_name, parse
 from kvprobe.formats.nvml import GpuFacts
 from kvprobe.models.link import link_ceiling
 from kvprobe.models.p2p import Conclusion, conclude, gpu_name
 from kvprobe.models.topology import Topology, from_nvml, from_texts
-from kvprobe.probes import gpus
+from kvprobe.probes import gpus, host
 from kvprobe.rules.base import run_rules
+from kvprobe.rules.host import TRANSPORT_RULES, HostView
 from kvprobe.rules.topology import RULES, TopologyFacts
 
 _LABELLED = re.compile(r"(rw|[rwnapm])=(.+)")
@@ -28,6 +30,7 @@ def topo(door: Door, params: dict[str, Any]) -> Draft:
     nvml: GpuFacts | None = None
     evidence: list[AnyEvidence] = []
     inputs: list[dict[str, Any]] = []
+    findings: list[Finding] = []
     if params["file"]:
         texts = [_read(door, name) for name in params["file"]]
         topology = from_texts(texts)
@@ -36,7 +39,9 @@ def topo(door: Door, params: dict[str, Any]) -> Draft:
     else:
         found = gpus.look(door.system)
         nvml, topology = found.facts, from_nvml(found.facts)
-        evidence.append(found)
+        here = host.look(door.system)
+        findings += run_rules(TRANSPORT_RULES, HostView(host=here.facts), door.policy)
+        evidence += [found, here]
     prefill, decode = _pair(params, topology)
     conclusion = conclude(topology, prefill, decode, params["connector"])
     facts = TopologyFacts(
@@ -44,7 +49,7 @@ def topo(door: Door, params: dict[str, Any]) -> Draft:
     )
     return Draft(
         subject={"headline": f"{prefill} (prefill) to {decode} (decode), {params['connector']}"},
-        findings=tuple(run_rules(RULES, facts, door.policy)),
+        findings=(*run_rules(RULES, facts, door.policy), *findings),
         evidence=tuple(evidence),
         result=_result(topology, conclusion, nvml, inputs),
     )

@@ -174,12 +174,17 @@ def cores(facts: HostView, policy: Policy) -> Iterable[Finding]:
     )  # fmt: skip
 
 
-RULES: tuple[Rule[HostView], ...] = (
+TRANSPORT_RULES: tuple[Rule[HostView], ...] = (
     Rule("KVP130", "expandable-segments", allocator),
     Rule("KVP131", "ucx-tls", transports),
+    Rule("KVP134", "rdma-ports", rdma_ports),
+)
+"""Those that say something about the ways between GPUs; ``topo`` runs them."""
+
+RULES: tuple[Rule[HostView], ...] = (
+    *TRANSPORT_RULES,
     Rule("KVP132", "shared-memory", shared_memory),
     Rule("KVP133", "locked-memory", locked_memory),
-    Rule("KVP134", "rdma-ports", rdma_ports),
     Rule("KVP135", "home-readable", home),
     Rule("KVP136", "cores", cores),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,56 +85,66 @@ def test_stdin_and_table() -> None:
     assert done.stdout.splitlines()[-1].startswith("GO")
 
 
-def nvml_recording(folder: Path, prop: int = 5, read: int = 0, width: int = 16) -> Path:
-    """What `kvprobe topo --record` writes on two H200 (answers as the library gave them on 2026-11-29)."""
-    link = {"state": 1, "version": 6, "remote_type": 2, "remote_bus": "FFFFFFFF:FF:FF.0", "mbps": 26562}
-    gpu = {
-        "name": "NVIDIA H200",
-        "memory": [150754820096, 0, 150754820096],
-        "utilisation": 0,
-        "capability": [9, 0],
-        "mig": 0,
-        "pcie": [5, 5, width, 16],
-        "links": [link] * 18,
-    }
-    answer = {
-        "driver": "580.159.04", "cuda": 13000, "nvml": "13.580.159.04",
-        "gpus": [{**gpu, "index": i, "uuid": f"GPU-{i}", "bus": f"00000000:00:0{6 + i}.0"} for i in (0, 1)],
-        "pairs": [{"a": a, "b": 1 - a, "p2p": {"r": read, "w": 0, "n": 0 if not read else 5, "a": 0, "p": prop}, "ancestor": 30} for a in (0, 1)],
-    }  # fmt: skip
-    lines = [
-        {"kind": "clock", "key": None, "value": "2026-11-29T17:00:00+00:00"},
-        {"kind": "hostname", "key": None, "value": "node-a"},
-        {"kind": "environ", "key": ["CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"], "value": {}},
-        {
-            "kind": "workers",
-            "key": {"probe": "nvml"},
-            "value": [{"name": "nvml", "result": answer, "returncode": 0}],
-        },
-    ]
-    folder.mkdir()
-    (folder / "inputs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    params = {"file": [], "prefill": None, "decode": None, "connector": "pull"}
-    (folder / "request.json").write_text(json.dumps({"command": "topo", "params": params}))
-    return folder
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine whose NVML is the stand-in: two H200 (``h200``), or a pair without P2P (``refused``)."""
+
+    def choose(name: str, **env: str) -> None:
+        monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "workers" / "stand_ins"))
+        monkeypatch.setenv("STANDIN_NVML", name)
+        for variable in ("UCX_TLS", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES"):
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in env.items():
+            monkeypatch.setenv(variable, value)
+
+    return choose
 
 
-def test_live_machine_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, document, _ = run(capsys, "--replay", str(nvml_recording(tmp_path / "good")))
-    result = document["result"]
+def test_live_machine_recorded_and_replayed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, machine: Callable[..., None]
+) -> None:
+    machine("h200")
+    code, document, _ = run(capsys, "--record", str(tmp_path / "good"))
     assert code == 0
+    machine("no-driver")
+    again_code, again, _ = run(capsys, "--replay", str(tmp_path / "good"))
+    assert again_code == 0
+    result = document["result"]
+    for gpu in (g for d in (document, again) for g in d["result"]["nvml"]["gpus"]):
+        assert gpu.pop("uuid").startswith("GPU-")  # the recording replaces them
+    assert again["result"] == result
     assert result["matrix"]["r"] == {"GPU0>GPU1": "OK", "GPU1>GPU0": "OK"}
     assert result["matrix"]["p"]["GPU0>GPU1"] == "NS"
     assert result["matrix"]["m"]["GPU0>GPU1"] == "NV18"
     assert result["link"]["bytes_per_second"] == pytest.approx(478.116e9)
-    code, document, _ = run(capsys, "--replay", str(nvml_recording(tmp_path / "refused", read=5, width=8)))
+
+
+def statuses(document: dict[str, Any]) -> dict[str, str]:
+    return {f["id"]: f["status"] for f in document["findings"]}
+
+
+def test_a_pair_without_p2p(capsys: pytest.CaptureFixture[str], machine: Callable[..., None]) -> None:
+    machine("refused")
+    code, document, _ = run(capsys)
     assert code == 1
-    assert {f["id"]: f["status"] for f in document["findings"]}["KVP105"] == "warn"
+    assert (statuses(document)["KVP101"], statuses(document)["KVP105"]) == ("fail", "warn")
     assert document["result"]["link"]["path"] == "host"
 
 
-def test_the_screen_of_a_live_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["topo", "--replay", str(nvml_recording(tmp_path / "good"))]) == 0
+def test_an_environment_that_takes_cuda_ipc_away(
+    capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
+) -> None:
+    machine("h200", UCX_TLS="^cuda_ipc", PYTORCH_ALLOC_CONF="expandable_segments:True")
+    code, document, _ = run(capsys)
+    assert code == 0
+    assert (statuses(document)["KVP130"], statuses(document)["KVP131"]) == ("warn", "warn")
+
+
+def test_the_screen_of_a_live_machine(
+    capsys: pytest.CaptureFixture[str], machine: Callable[..., None]
+) -> None:
+    machine("h200")
+    assert main(["topo"]) == 0
     out = capsys.readouterr().out
     assert "478 GB/s one direction: 18 NVLinks x 26.562 GB/s" in out
     assert "NVIDIA H200, 140 GiB of 140 GiB free, PCIe 5.0 x16, 18 NVLinks up" in out

@@ -1,6 +1,7 @@
 """Stands in for nvidia-ml-py: answers as two H200 behind an NVSwitch did (recorded 2026-11-29, driver 580.159.04).
 
-STANDIN_NVML chooses a machine: ``h200`` (default), ``no-driver``, ``no-gpu``, ``hang``.
+STANDIN_NVML chooses a machine: ``h200`` (default), ``refused`` (no P2P, no NVLink, half the lanes), ``no-driver``,
+``no-gpu``, ``hang``.
 """
 
 import os
@@ -45,6 +46,8 @@ def nvmlSystemGetNVMLVersion():
 
 
 def nvmlDeviceGetP2PStatus(a, b, capability):
+    if MACHINE == "refused":
+        return 5
     return {0: 0, 1: 0, 2: 0, 3: 0, 4: 5}[capability]
 
 
@@ -90,11 +93,15 @@ def _sixteen(handle):
 
 
 nvmlDeviceGetCurrPcieLinkGeneration = nvmlDeviceGetMaxPcieLinkGeneration = _five
-nvmlDeviceGetCurrPcieLinkWidth = nvmlDeviceGetMaxPcieLinkWidth = _sixteen
+nvmlDeviceGetMaxPcieLinkWidth = _sixteen
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(handle):
+    return 8 if MACHINE == "refused" else 16
 
 
 def nvmlDeviceGetNvLinkState(handle, link):
-    if link >= 18:
+    if link >= 18 or MACHINE == "refused":
         raise NVMLError(3)
     return 1
 
