@@ -20,7 +20,10 @@ from kvprobe.models.pd_pairs import gather
 from kvprobe.rules import (
     lint_around,
     lint_behaviour,
+    lint_config,
     lint_connector,
+    lint_gpus,
+    lint_hash,
     lint_network,
     lint_pair,
     lint_text,
@@ -31,8 +34,8 @@ from kvprobe.rules.lint_base import outcome
 from kvprobe.system import System
 
 RULES: tuple[Rule[LintFacts], ...] = (
-    *lint_text.RULES, *lint_connector.RULES, *lint_pair.RULES, *lint_network.RULES, *lint_transport.RULES,
-    *lint_behaviour.RULES, *lint_around.RULES,
+    *lint_text.RULES, *lint_config.RULES, *lint_connector.RULES, *lint_hash.RULES, *lint_pair.RULES,
+    *lint_network.RULES, *lint_gpus.RULES, *lint_transport.RULES, *lint_behaviour.RULES, *lint_around.RULES,
 )  # fmt: skip
 _SEVERITY = {
     Status.FAIL: "error",

@@ -168,9 +168,8 @@ def _container(
 
 
 def _words(value: Any) -> list[str]:
-    if isinstance(value, list):
-        return [str(v).lower() if isinstance(v, bool) else str(v) for v in value]
-    return [] if value is None else [str(value)]
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return [str(v).lower() if isinstance(v, bool) else str(v) for v in items]
 
 
 def _filled(word: str, env: dict[str, Setting]) -> str:

@@ -11,14 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kvprobe.errors import FormatError
-from kvprobe.formats.launch_model import Box, Command, Problem, Setting, base_name
-from kvprobe.formats.launch_shell_expand import Variables, expand, one_value
+from kvprobe.formats.launch_model import Box, Command, Problem, Setting
+from kvprobe.formats.launch_shell_expand import Variables, expand, holds
 from kvprobe.formats.launch_shell_lexer import Lexer, Token, TooManyTokens, UnclosedQuote
 
 Resolve = Callable[[str], str | None]
 """File name in the script -> its text if it is at hand."""
 
-_ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _KEYWORDS = {
     "if",
     "then",
@@ -38,7 +37,7 @@ _KEYWORDS = {
 _ENDS = {";", "&", "&&", "||", "|", "|&", "\n", ";;"}
 _CURLY = "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f"
 _PLAIN = {ord(c): "'" if c in "\u2018\u2019\u201a\u201b" else '"' for c in _CURLY}
-_DEPTH_LIMIT = 8
+DEPTH_LIMIT = 8
 _COMMAND_LIMIT = 5_000
 
 
@@ -74,8 +73,8 @@ class Script:
 
 def read_script(text: str, script: Script, first_line: int = 1) -> Script:
     """Walk ``text`` with ``script``'s state and add what is found to it. Raises FormatError for hostile text."""
-    if script.depth > _DEPTH_LIMIT:
-        raise FormatError(f"{script.file}: scripts are nested more than {_DEPTH_LIMIT} levels deep.")
+    if script.depth > DEPTH_LIMIT:
+        raise FormatError(f"{script.file}: scripts are nested more than {DEPTH_LIMIT} levels deep.")
     tokens = _tokens(text, script, first_line)
     walk(tokens, script)
     if script.depth == 0:
@@ -129,6 +128,8 @@ def _has_curly(line: str) -> bool:
 
 def walk(tokens: list[Token], script: Script) -> None:
     """Every statement of a token list."""
+    from kvprobe.formats.launch_shell_run import run_statement  # the two call each other
+
     at, comment, case_hint = 0, "", ""
     while at < len(tokens):
         token = tokens[at]
@@ -141,6 +142,8 @@ def walk(tokens: list[Token], script: Script) -> None:
         elif token.plain in ("for", "select") and at + 2 < len(tokens):
             at = _loop(tokens, at, script, comment)
             comment = ""
+        elif token.plain == "if":
+            at = _condition(tokens, at, script)
         elif token.plain == "case":
             at = _skip_to(tokens, at, "in")
         elif (name := _function_at(tokens, at)) is not None:
@@ -152,11 +155,48 @@ def walk(tokens: list[Token], script: Script) -> None:
                 case_hint, at = statement[0].plain, at + 1
                 continue
             hints = tuple(h for h in (case_hint, comment) if h)
-            _run(statement, script, hints)
+            run_statement(statement, script, hints)
             if len(script.commands) > _COMMAND_LIMIT:
                 raise FormatError(f"{script.file} starts more than {_COMMAND_LIMIT:,} programs.")
             if statement:
                 comment = ""
+
+
+def _condition(tokens: list[Token], at: int, script: Script) -> int:
+    """``if``: the branch that is taken where the test can be told from the text, all branches where it cannot."""
+    branches: list[tuple[list[Token], list[Token]]] = []
+    test: list[Token] = []
+    body: list[Token] = []
+    depth, in_test = 0, True
+    at += 1
+    while at < len(tokens):
+        token = tokens[at]
+        word = token.plain if token.kind == "word" else ""
+        starts = at == 0 or tokens[at - 1].kind != "word" or tokens[at - 1].plain in _KEYWORDS
+        at += 1
+        if depth == 0 and starts and word in ("then", "elif", "else", "fi"):
+            if word == "then":
+                in_test = False
+                continue
+            branches.append((test, body))
+            test, body, in_test = [], [], word == "elif"
+            if word == "fi":
+                break
+            continue
+        depth += (word == "if" and starts) - (word == "fi" and starts)
+        (test if in_test else body).append(token)
+    else:
+        branches.append((test, body))
+    for test, body in branches:
+        truth = holds(test, script.variables) if test else True
+        if not truth and truth is not None:
+            continue
+        if truth is None:
+            walk(test, script)
+        walk(body, script)
+        if truth:
+            break
+    return at
 
 
 def _function_at(tokens: list[Token], at: int) -> str | None:
@@ -222,117 +262,3 @@ def _statement(tokens: list[Token], at: int) -> tuple[list[Token], int]:
     if not out and at < len(tokens):
         at += 1
     return out, at
-
-
-def _run(statement: list[Token], script: Script, hints: tuple[str, ...]) -> None:
-    from kvprobe.formats.launch_wrappers import found  # the two call each other: `bash -c` holds a script
-
-    words, targets, stdin = _redirects(statement)
-    env: dict[str, Setting] = {}
-    while words and (match := _ASSIGNMENT.match(words[0].plain)) and words[0].parts[:1]:
-        token = words.pop(0)
-        name = match[1]
-        if token.array is not None:
-            items = [f for item in token.array for f in expand(item, script.variables)]
-            script.variables.arrays[name] = (
-                script.variables.arrays.get(name, []) if match[2] else []
-            ) + items
-            continue
-        value = one_value(_without_name(token, len(match[0])), script.variables)
-        if match[2]:
-            value = (script.variables.get(name) or "") + value
-        env[name] = Setting(value, script.where(token.line))
-        if not words:
-            for key, setting in env.items():
-                script.assign(key, setting.value, token.line)
-    if not words:
-        return
-    line, raw = words[0].line, " ".join(_written(t) for t in words)
-    argv = [f for token in words for f in expand(token, script.variables)]
-    if not argv or _builtin(argv, words, script):
-        return
-    if argv[0] in script.functions and script.depth < _DEPTH_LIMIT:
-        script.called.add(argv[0])
-        inner = replace(script, depth=script.depth + 1, hints=(*hints, *argv, *script.hints))
-        inner.variables = Variables({**script.variables.values, **{k: s.value for k, s in env.items()}})
-        inner.variables.arrays = script.variables.arrays
-        inner.variables.positional = tuple(argv[1:])
-        walk(script.functions[argv[0]], inner)
-        return
-    command = Command(
-        argv=tuple(argv),
-        env={**script.exported, **env},
-        file=script.file,
-        line=line,
-        name=script.name,
-        hints=(*hints, *targets, *script.hints),
-        box=script.box,
-        repeats=script.repeats,
-        raw=raw,
-    )
-    found(command, script, stdin)
-
-
-def _without_name(token: Token, length: int) -> Token:
-    (first, quote), *rest = token.parts
-    return Token("word", token.line, parts=[(first[length:], quote), *rest])
-
-
-def _written(token: Token) -> str:
-    return "".join(f"{quote}{text}{quote}" for text, quote in token.parts)
-
-
-def _redirects(statement: list[Token]) -> tuple[list[Token], tuple[str, ...], str]:
-    words: list[Token] = []
-    targets: list[str] = []
-    stdin = ""
-    skip = ""
-    for token in statement:
-        if token.kind == "op":
-            skip, stdin = token.text, token.body or stdin
-            if token.text in (">", ">>", "&>", ">&") and words and words[-1].plain in ("1", "2"):
-                words.pop()
-        elif skip in (">", ">>", "&>", ">&", "<", "<&", "<<<"):
-            if skip in (">", ">>", "&>"):
-                targets.append(base_name(token.plain))
-            skip = ""
-        else:
-            words.append(token)
-            skip = ""
-    return words, tuple(targets), stdin
-
-
-def _builtin(argv: list[str], words: list[Token], script: Script) -> bool:
-    head = argv[0]
-    if head in ("export", "declare", "typeset", "local", "readonly"):
-        export = head == "export" or any(a.startswith("-") and "x" in a for a in argv[1:])
-        for token in words[1:]:
-            if (match := _ASSIGNMENT.match(token.plain)) and token.parts:
-                value = one_value(_without_name(token, len(match[0])), script.variables)
-                script.assign(match[1], value, token.line, export)
-            elif export and token.plain in script.variables.values:
-                script.assign(token.plain, script.variables.values[token.plain], token.line, True)
-        return True
-    if head == "unset":
-        for name in argv[1:]:
-            script.variables.values.pop(name, None)
-            script.exported.pop(name, None)
-        return True
-    if head == "set":
-        script.export_all = (script.export_all or "-a" in argv or "allexport" in argv) and "+a" not in argv
-        return True
-    if head in (".", "source") and len(argv) > 1:
-        _source(argv[1], script)
-        return True
-    return False
-
-
-def _source(path: str, script: Script) -> None:
-    text = script.resolve(path)
-    if text is None:
-        return
-    name = base_name(path)
-    script.read_files.add(name)
-    inner = replace(script, file=name, depth=script.depth + 1)
-    read_script(text, inner)
-    script.export_all = inner.export_all

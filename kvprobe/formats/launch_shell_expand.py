@@ -13,7 +13,8 @@ from kvprobe.formats.launch_shell_lexer import BARE, SINGLE, Token
 _NAME = re.compile(
     r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:(:?[-=+?])([^{}]*))?\}|([A-Za-z_][A-Za-z0-9_]*|[0-9@*]))"
 )
-_ARRAY = re.compile(r"^\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}$")
+_ARRAY = re.compile(r"^\$\{(!?)([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}$")
+_ITEM = re.compile(r"\$\{(#?)([A-Za-z_][A-Za-z0-9_]*)\[([^\[\]{}]*)\]\}")
 _ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 _BRACES = re.compile(r"^\{(-?\d{1,6})\.\.(-?\d{1,6})\}$")
 _SEQ = re.compile(r"^\$\(seq (?:-w )?(-?\d{1,6})(?: (-?\d{1,6}))?\)$")
@@ -62,8 +63,24 @@ def substitute(text: str, variables: Variables) -> str:
                 return match[0]
         return value[:_LENGTH_LIMIT]
 
+    text = _ITEM.sub(lambda m: _item(m, variables), text)
     text = _ARITHMETIC.sub(lambda m: _arithmetic(m[0], m[1], variables), text)
     return _NAME.sub(one, text)[:_LENGTH_LIMIT]
+
+
+def _item(match: re.Match[str], variables: Variables) -> str:
+    """``${NAME[2]}``, ``${NAME[@]}`` inside a longer word, ``${#NAME[@]}``."""
+    items = variables.arrays.get(match[2])
+    if items is None:
+        return match[0]
+    if match[1]:
+        return str(len(items))
+    if match[3] in ("@", "*"):
+        return " ".join(items)
+    index = substitute(
+        match[3] if match[3].startswith("$") or match[3].isdigit() else f"${match[3]}", variables
+    )
+    return items[int(index)] if index.isdigit() and int(index) < len(items) else match[0]
 
 
 def _arithmetic(whole: str, text: str, variables: Variables) -> str:
@@ -93,8 +110,9 @@ def expand(token: Token, variables: Variables) -> list[str]:
     if len(token.parts) == 1 and token.parts[0][1] != SINGLE:
         text = token.parts[0][0]
         if match := _ARRAY.match(text):
-            if match[1] in variables.arrays:
-                return list(variables.arrays[match[1]])
+            if match[2] in variables.arrays:
+                items = variables.arrays[match[2]]
+                return [str(n) for n in range(len(items))] if match[1] else list(items)
         elif text in ("$@", "${@}", "$*") and variables.positional is not None:
             return list(variables.positional)
         elif token.parts[0][1] == BARE and (match := _BRACES.match(text)):
@@ -126,6 +144,28 @@ def expand(token: Token, variables: Variables) -> list[str]:
     if fields[-1] == "" and len(fields) > 1:
         fields.pop()
     return fields if some else []
+
+
+def holds(test: list[Token], variables: Variables) -> bool | None:
+    """Whether ``[ A = B ]``, ``[[ -n A ]]`` and the like are true; None if this text does not decide it."""
+    words = [one_value(t, variables) for t in test if t.kind == "word"]
+    if any(t.kind == "op" and t.text != "\n" and t.text != ";" for t in test) or len(words) < 3:
+        return None
+    if words[0] not in ("[", "[[", "test"):
+        return None
+    if words[1] in ("-z", "-n") and re.fullmatch(r"\$\{?[A-Za-z_]\w*\}?", words[2]):
+        words[2] = ""  # nobody set it here: what the script does by default is what is read
+    if any(is_dynamic(w) for w in words):
+        return None
+    inner = words[1:-1] if words[0] != "test" else words[1:]
+    negate = inner[:1] == ["!"]
+    inner = inner[negate:]
+    result: bool | None = None
+    if len(inner) == 2 and inner[0] in ("-z", "-n"):
+        result = bool(inner[1]) == (inner[0] == "-n")
+    elif len(inner) == 3 and inner[1] in ("=", "==", "!=", "-eq", "-ne") and not set(inner[2]) & set("*?["):
+        result = (inner[0] == inner[2]) == (inner[1] not in ("!=", "-ne"))
+    return None if result is None else result != negate
 
 
 def one_value(token: Token, variables: Variables) -> str:

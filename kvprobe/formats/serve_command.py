@@ -133,7 +133,7 @@ def parse_command(
     ``default_entrypoint``: the words are arguments of the vLLM image's own entrypoint.
     """
     program = program_at(argv) if argv else None
-    if default_entrypoint:
+    if default_entrypoint and program is None:
         program = Program("serve", "vllm serve (the image's entrypoint)", 0)
     if program is None:
         return None

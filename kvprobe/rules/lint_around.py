@@ -29,10 +29,21 @@ def proxies(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
     for proxy in facts.proxies:
         script = _script(proxy)
         nixl = not facts.instances or any(i.nixl for i in facts.instances)
-        if _BLIND.match(script) and nixl:
+        path = next((w for w in proxy.command.argv[:4] if base_name(w) == script), script)
+        if script == "disagg_proxy_demo.py" and "examples/disaggregated/" in path:
             found.append(
                 say(
-                    "KVP550", "proxy", "error",
+                    "KVP550", "proxy", "info",
+                    f"{script} forwards kv_transfer_params in recent vLLM sources only, and is a demo",
+                    code="toy_proxy", where=proxy.command.where,
+                    fix="Check that your copy mentions kv_transfer_params; in production use llm-d, Dynamo or vllm-router.",
+                )
+            )  # fmt: skip
+        elif _BLIND.match(script) and nixl:
+            sure = script != "disagg_proxy_demo.py" or "online_serving" in path
+            found.append(
+                say(
+                    "KVP550", "proxy", "error" if sure else "warn",
                     f"{script} sends the plain request to both sides and never hands kv_transfer_params on: decode prefills again, "
                     "with right answers and doubled TTFT",
                     code="proxy_without_kv_params", where=proxy.command.where,
@@ -206,19 +217,17 @@ def _hidden(instance: Instance) -> str:
 
 def scale_out(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
     """KVP553: instances that work with token ids (render in front) have their scale-out endpoints open."""
-    found = []
-    for instance in facts.instances:
-        if instance.serve.switched("--tokens-only") and any(
-            "chat" in " ".join(p.command.argv) or _TOY.match(_script(p)) for p in facts.proxies
-        ):
-            found.append(
-                say(
-                    "KVP553", "scale-out", "warn",
-                    "--tokens-only serves token ids only, and this proxy sends text requests",
-                    code="scale_out_disabled", where=instance.where,
-                    fix="Put `vllm launch render` in front, or remove --tokens-only (--enable-scale-out opens the same endpoints beside text).",
-                )
-            )  # fmt: skip
+    texts = any("chat" in " ".join(p.command.argv) or _TOY.match(_script(p)) for p in facts.proxies)
+    found = [
+        say(
+            "KVP553", "scale-out", "warn",
+            "--tokens-only serves token ids only, and this proxy sends text requests",
+            code="scale_out_disabled", where=instance.where,
+            fix="Put `vllm launch render` in front, or remove --tokens-only (--enable-scale-out opens the same endpoints beside text).",
+        )
+        for instance in facts.instances
+        if texts and instance.serve.switched("--tokens-only")
+    ]  # fmt: skip
     if facts.renders:
         for instance in facts.instances:
             if (

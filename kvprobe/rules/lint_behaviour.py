@@ -106,8 +106,8 @@ def bidirectional(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         if pair.prefill.nixl is None or pair.decode.nixl is None:
             continue
         sides = [pair.prefill.bidirectional, pair.decode.bidirectional]
-        if not any(sides):
-            continue
+        if not any(sides) or before(pair.decode.version, (0, 22, 0)):
+            continue  # an older vLLM does not read the key; KVP508 says so
         if not all(sides):
             has, lacks = (pair.decode, pair.prefill) if sides[1] else (pair.prefill, pair.decode)
             what = (
