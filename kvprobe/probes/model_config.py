@@ -1,8 +1,14 @@
-"""A model's config.json: from a directory, a file, the hub cache, the hub, or the models shipped with kvprobe."""
+"""A model's config.json: from a directory, a file, the hub cache, the models shipped with kvprobe, or the hub.
+
+The order is by nearness: what lies on this machine is what its vLLM would load. Each look goes through
+``System.observe``, so a recorded run finds the same config anywhere.
+"""
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +19,197 @@ from kvprobe.system import System
 
 __all__ = ["ModelConfig", "load_model_config"]
 
+CONFIG_LIMIT_BYTES = 16 * 1024 * 1024
+HUB_TIMEOUT_SECONDS = 5.0
+_KNOWN = Path(__file__).parent.parent / "models" / "known_models"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_ENVIRONMENT = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # fmt: skip
+_DIRECTORY = "Give a directory with config.json, or the file itself."
+
 
 def load_model_config(system: System, name: str, *, revision: str | None = None) -> Evidence[ModelConfig]:
     """Read the config of ``name``: a directory, a config.json, a cached or public hub model, a shipped one.
 
-    Raises UsageError when there is no such model, ProbeError when its config cannot be read.
+    ``Evidence.source`` says which it was. Raises UsageError when there is no such model (with the names that
+    look alike), ProbeError when its config cannot be read or the hub does not answer.
     """
     kind = system.path_kind(name)
     if kind == "dir":
-        return _from_files(system, name, str(Path(name, "config.json")), Path(name).resolve().name or name)
+        return _from_directory(system, name)
     if kind == "file":
-        return _from_files(system, name, name, Path(name).resolve().parent.name)
-    raise UsageError(f"No model {name!r} was found.", "Give a directory with config.json.")
+        path = Path(name)
+        label = path.absolute().parent.name if path.name == "config.json" else path.stem
+        return _evidence(_read(system, name, label), name)
+    if not _HUB_NAME.fullmatch(name):
+        raise UsageError(f"There is no model at {name!r}.", _DIRECTORY)
+    env = system.environ(_ENVIRONMENT)
+    cache = _cache_folder(env)
+    cached = _cached(system, cache, name, revision)
+    if cached is not None:
+        return cached
+    if revision is None:
+        shipped = _shipped(system, name)
+        if shipped is not None:
+            return shipped
+    if any(env.get(key, "").lower() in ("1", "true", "yes", "on") for key in _ENVIRONMENT[-2:]):
+        raise _unknown(system, name, cache, "HF_HUB_OFFLINE is set, so the hub was not asked.")
+    return _from_hub(system, name, revision, cache)
 
 
-def _from_files(system: System, name: str, path: str, label: str) -> Evidence[ModelConfig]:
-    config = _object(system.read_text(path), path)
+def _from_directory(system: System, folder: str) -> Evidence[ModelConfig]:
+    path = Path(folder, "config.json")
+    label = Path(folder).absolute().name or folder
+    if system.path_kind(path) != "file":
+        if system.path_kind(Path(folder, "params.json")) == "file":
+            raise UsageError(
+                f"{folder} holds Mistral's params.json but no config.json, and kvprobe reads the latter.",
+                "Give a directory in Hugging Face format.",
+            )
+        raise UsageError(f"{folder} holds no config.json.", _DIRECTORY)
+    return _evidence(_read(system, str(path), label), str(path))
+
+
+def _read(system: System, path: str, label: str) -> ModelConfig:
+    config = _object(system.read_text(path, limit_bytes=CONFIG_LIMIT_BYTES), path)
     beside = Path(path).with_name("hf_quant_config.json")
     quant = None
-    if not isinstance(config.get("quantization_config"), dict) and system.path_kind(beside) == "file":
-        quant = _object(system.read_text(beside), str(beside))
-    model = ModelConfig(name=label, config=config, hf_quant_config=quant)
-    return Evidence(id="model-config", kind="model_config", origin=Origin.READ, source=path, facts=model)
+    if config.get("quantization_config") is None and system.path_kind(beside) == "file":
+        quant = _object(system.read_text(beside, limit_bytes=CONFIG_LIMIT_BYTES), str(beside))
+    return ModelConfig(name=label, config=config, hf_quant_config=quant)
+
+
+def _evidence(model: ModelConfig, source: str) -> Evidence[ModelConfig]:
+    return Evidence(id="model-config", kind="model_config", origin=Origin.READ, source=source, facts=model)
 
 
 def _object(text: str, path: str) -> dict[str, Any]:
+    remedy = "Give a model's config.json."
     try:
         value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ProbeError(f"{path} is not JSON: {error}.", "Give a model's config.json.") from None
+    except RecursionError:
+        raise ProbeError(f"{path} is nested too deeply for a config.json.", remedy) from None
+    except ValueError as error:
+        shown = str(error).split("\n")[0][:120]
+        raise ProbeError(f"{path} is not JSON: {shown}.", remedy) from None
     if not isinstance(value, dict):
-        raise ProbeError(f"{path} is not a JSON object.", "Give a model's config.json.")
+        raise ProbeError(f"{path} holds no JSON object.", remedy)
     return value
+
+
+def _cache_folder(env: dict[str, str]) -> Path:
+    """Where huggingface_hub keeps its files, by the variables it reads."""
+    for key in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if env.get(key):
+            return Path(env[key])
+    if env.get("HF_HOME"):
+        return Path(env["HF_HOME"], "hub")
+    return Path(env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "/"), ".cache"), "huggingface", "hub")
+
+
+def _cached(system: System, cache: Path, name: str, revision: str | None) -> Evidence[ModelConfig] | None:
+    folder = cache / f"models--{name.replace('/', '--')}"
+    if system.path_kind(folder) != "dir":
+        return None
+    commit = revision or "main"
+    reference = folder / "refs" / commit
+    if system.path_kind(reference) == "file":
+        commit = system.read_text(reference, limit_bytes=1024).strip()
+    path = folder / "snapshots" / commit / "config.json"
+    if system.path_kind(path) != "file":
+        return None
+    return _evidence(_read(system, str(path), name), f"hub cache, commit {commit[:12]}: {path}")
+
+
+def _shipped(system: System, name: str) -> Evidence[ModelConfig] | None:
+    """The model among those that ship with kvprobe, by its full or its bare name."""
+
+    def look() -> dict[str, Any] | None:
+        wanted = name.lower().replace("/", "--")
+        for path in sorted(_KNOWN.glob("*.json")):
+            stem = path.stem.lower()
+            if wanted == stem or ("/" not in name and wanted == stem.split("--")[-1]):
+                found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+                return found
+        return None
+
+    found = system.observe("known_model", name, look)
+    if found is None:
+        return None
+    model = ModelConfig(
+        name=found["name"], config=found["config"], hf_quant_config=found.get("hf_quant_config")
+    )
+    return _evidence(model, f"shipped with kvprobe: {found['source']}")
+
+
+def _known_names(system: System, cache: Path) -> list[str]:
+    def look() -> list[str]:
+        return sorted(path.stem.replace("--", "/") for path in _KNOWN.glob("*.json"))
+
+    cached = [
+        n.removeprefix("models--").replace("--", "/")
+        for n in system.list_dir(cache)
+        if n.startswith("models--")
+    ]
+    return [*cached, *system.observe("known_models", None, look)]
+
+
+def _unknown(system: System, name: str, cache: Path, why: str) -> UsageError:
+    names = _known_names(system, cache)
+    by_lower = {n.lower(): n for n in names} | {n.lower().split("/")[-1]: n for n in names}
+    near = list(dict.fromkeys(by_lower[n] for n in difflib.get_close_matches(name.lower(), by_lower, 4, 0.6)))
+    hint = f"Names like it: {', '.join(near)}." if near else _DIRECTORY
+    return UsageError(
+        f"No model {name!r} is here: no such directory, not in the hub cache, not shipped. {why}", hint
+    )
+
+
+def _from_hub(system: System, name: str, revision: str | None, cache: Path) -> Evidence[ModelConfig]:
+    found = system.observe("hub", [name, revision], lambda: _download(name, revision))
+    if "missing" in found:
+        raise _unknown(system, name, cache, found["missing"])
+    config = _object(found["config"], f"{name}/config.json")
+    quant = found.get("hf_quant_config")
+    if config.get("quantization_config") is not None:
+        quant = None
+    model = ModelConfig(
+        name=name,
+        config=config,
+        hf_quant_config=_object(quant, f"{name}/hf_quant_config.json") if quant else None,
+    )
+    return _evidence(model, f"{found['endpoint']}/{name} at {found['commit'][:12] or 'main'}")
+
+
+def _download(name: str, revision: str | None) -> dict[str, Any]:
+    """config.json (and hf_quant_config.json) from the hub, as text; ``{"missing": why}`` if it has no such model."""
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub import errors
+    except ImportError:
+        return {
+            "missing": "The hub was not asked: huggingface_hub is not installed (pip install 'kvprobe[hf]')."
+        }
+    texts: dict[str, Any] = {}
+    commit = ""
+    for key, file in (("config", "config.json"), ("hf_quant_config", "hf_quant_config.json")):
+        try:
+            path = hub.hf_hub_download(name, file, revision=revision, etag_timeout=HUB_TIMEOUT_SECONDS)
+        except errors.EntryNotFoundError:
+            if key == "config":
+                raise ProbeError(f"{name} on the hub has no config.json.", _DIRECTORY) from None
+            continue
+        except errors.GatedRepoError:
+            raise ProbeError(
+                f"{name} is gated on the hub.",
+                "Accept its licence there and set HF_TOKEN.",
+                ("hf auth login",),
+            ) from None
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
+            return {"missing": "The hub does not know it either (or it is private: set HF_TOKEN)."}
+        except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
+            return {"missing": f"The hub did not answer ({type(error).__name__})."}
+        place = Path(path)
+        if place.stat().st_size > CONFIG_LIMIT_BYTES:
+            raise ProbeError(f"{file} of {name} is larger than {CONFIG_LIMIT_BYTES // 1024**2} MiB.")
+        texts[key] = place.read_text(encoding="utf-8", errors="replace")
+        commit = place.parent.name
+    return {**texts, "commit": commit, "endpoint": hub.constants.ENDPOINT}

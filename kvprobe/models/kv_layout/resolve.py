@@ -31,6 +31,11 @@ _LENGTHS = (
 )  # fmt: skip
 
 
+_SHAPING = {
+    "num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim", "sliding_window",
+}  # fmt: skip
+
+
 def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayout:
     """The exact KV layout of ``model`` under ``options``.
 
@@ -165,7 +170,11 @@ def _assumed(context: Context) -> list[Assumption]:
         why = "config.json names no dtype; vLLM would read the weights' and use bfloat16 for float32"
         found.append(Assumption(what="dtype", value=context.dtype, why=why))
     why = f"config.json leaves it out; the default of transformers' class for {fields.model_type}"
-    found += [Assumption(what=key, value=str(value), why=why) for key, value in fields.defaulted.items()]
+    found += [
+        Assumption(what=key, value=str(value), why=why)
+        for key, value in fields.defaulted.items()
+        if key in _SHAPING
+    ]
     return found
 
 

@@ -83,7 +83,11 @@ def exaone(context: Context, layers: int) -> list[str]:
     """A number n (every n-th is full) or a pattern of letters such as LLLG (G is full); the last layer is full."""
     pattern = context.fields.raw("sliding_window_pattern")
     if window_of(context) is None:
-        return [FULL] * layers
+        raise context.refuse(
+            "transformers' class cannot compute layer_types without a sliding_window, so vLLM does not start.",
+            "missing_key",
+            "Write layer_types into config.json.",
+        )
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         found = [FULL if pattern[i % len(pattern)] == "G" else SLIDING for i in range(layers)]
         return [*found[:-1], FULL]
