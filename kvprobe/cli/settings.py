@@ -175,7 +175,9 @@ def _checked(data: Any, path: Path) -> dict[str, Any]:
     for key, value in data.items():
         if key not in known:
             raise UsageError(f"{path}: unknown key {key!r}.", did_you_mean(key, known))
-        if (key in COMMANDS or key in ("defaults", "policy")) and not isinstance(value, dict):
+        # "schema" names the file's own format here, not the command.
+        section = (key in COMMANDS and key != "schema") or key in ("defaults", "policy")
+        if section and not isinstance(value, dict):
             raise UsageError(f"{path}: {key} must be a table; write [{key}].")
         if key in ("profile", "policy_file", "state_dir") and not isinstance(value, str):
             raise UsageError(f"{path}: {key} must be text.")
