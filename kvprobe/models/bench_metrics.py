@@ -101,7 +101,7 @@ def _standard_error(side: BenchResult, metric: str) -> float | None:
 def _draws(side: BenchResult, statistic: str, metric: str, seed: int) -> list[float] | None:
     """Bootstrap draws in ms; None where they would cost too much for what they tell."""
     if metric == "itl":
-        if statistic == "mean" or statistic == "median":
+        if not statistic.startswith("p") or float(statistic[1:]) < 95:
             return None
         groups = [request.itl_seconds for request in side.requests]
         if not any(groups):

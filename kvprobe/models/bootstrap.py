@@ -52,7 +52,7 @@ def clustered_percentile_draws(
     if not kept:
         raise ValueError("no samples to draw from")
     from_top = p >= 50
-    pooled = sorted(((v, g) for g, group in enumerate(kept) for v in group), reverse=from_top)
+    pooled = _end(kept, (100 - p) if from_top else p, from_top)
     draw = random.Random(seed)
     indices = range(len(kept))
     found = []
@@ -64,6 +64,24 @@ def clustered_percentile_draws(
         place = (total - 1) * ((100 - p) if from_top else p) / 100
         found.append(_weighted(pooled, weight, place))
     return found
+
+
+_MARGIN = 3.0
+
+
+def _end(groups: Sequence[Sequence[float]], share: float, from_top: bool) -> list[tuple[float, int]]:
+    """Values with their group, from the end on which the percentile lies; of millions only the part that is needed.
+
+    ``share`` percent of the values lie beyond the percentile. A resample of whole groups needs more or fewer of them,
+    but not three times as many unless they all sit in a few groups; then all values are kept.
+    """
+    ordered = sorted((v for group in groups for v in group), reverse=from_top)
+    cut = ordered[min(len(ordered) - 1, int(len(ordered) * share / 100 * _MARGIN) + 1)]
+    found = [(v, g) for g, group in enumerate(groups) for v in group if (v >= cut if from_top else v <= cut)]
+    held_by = {g for _, g in found}
+    if len(held_by) < 0.5 * len(groups):
+        found = [(v, g) for g, group in enumerate(groups) for v in group]
+    return sorted(found, reverse=from_top)
 
 
 def _weighted(pooled: Sequence[tuple[float, int]], weight: Sequence[int], place: float) -> float:

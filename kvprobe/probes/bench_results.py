@@ -14,6 +14,8 @@ from kvprobe.system import System
 
 _DEPTH = 3
 _FILES = 500
+_LIMIT_BYTES = 256 * 1024 * 1024
+"""A --save-detailed run of some thousand requests with their texts has tens of MiB."""
 # Written beside the runs by `vllm bench sweep serve` and by SAVE_TO_PYTORCH_BENCHMARK_FORMAT: no runs themselves.
 _NOT_RUNS = ("summary.json", "warmup.json", ".failure.json", ".pytorch.json")
 
@@ -47,7 +49,7 @@ def read_side(system: System, name: str, path: str) -> Evidence[Side]:
     unreadable: list[Unreadable] = []
     for file in files:
         try:
-            runs += parse_bench_results(system.read_text(file), file)
+            runs += parse_bench_results(system.read_text(file, limit_bytes=_LIMIT_BYTES), file)
         except FormatError as error:
             unreadable.append(Unreadable(side=name, source=file, reason=error.reason))
     side = Side(
