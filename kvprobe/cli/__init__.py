@@ -16,7 +16,9 @@ from kvprobe.errors import ExitCode, KvprobeError, UsageError
 COMMANDS = {
     "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
     "topo": "Which GPUs can reach each other, and how (NVML, or saved nvidia-smi text).",
+    "tune": "Which setting makes the transfer faster: measured, ranked, with its costs.",
     "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
+    "logs": "What a decode log or /metrics says about KV transfers, and what went wrong in it.",
     "lint": "Will this prefill/decode pair start, match and stay correct? Reads launch files, runs nothing.",
     "estimate": "Transfer, TTFT tax and advice for a link that is not here: named, given or fitted.",
     "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import re
 from typing import Any
 
@@ -111,9 +112,11 @@ def _other_time(text: str) -> str | None:
     return f"{iso[1]} {iso[2]}" if iso else None
 
 
-_STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+_STAMP = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)")
+_EPOCH = datetime.date(2024, 1, 1).toordinal()
 
 
+@functools.lru_cache(maxsize=1024)
 def seconds_of(timestamp: str | None) -> float | None:
     """Seconds since a New Year, for differences only: vLLM prints no year."""
     match = _STAMP.match(timestamp or "")
@@ -124,11 +127,13 @@ def seconds_of(timestamp: str | None) -> float | None:
         days = datetime.date(year or 2024, month, day).toordinal()
     except ValueError:
         return None
-    return float((days - datetime.date(2024, 1, 1).toordinal()) * 86400 + hour * 3600 + minute * 60 + second)
+    return float((days - _EPOCH) * 86400 + hour * 3600 + minute * 60 + second)
 
 
 def elapsed(first: str | None, last: str | None) -> float | None:
     """Seconds from one stamp to a later one; a New Year between them is allowed for. None if one is missing."""
+    if first == last and first is not None:
+        return 0.0
     a, b = seconds_of(first), seconds_of(last)
     if a is None or b is None:
         return None

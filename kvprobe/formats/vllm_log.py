@@ -14,6 +14,8 @@ import ast
 import re
 from typing import Any
 
+import msgspec
+
 from kvprobe.formats.log_lines import plain, unwrap
 from kvprobe.formats.vllm_log_interval import MIB, Interval, MetricsLine, contradiction
 from kvprobe.formats.vllm_log_others import other_connector
@@ -89,8 +91,8 @@ def metrics_text(line: bytes | str) -> str:
     return text[:_TEXT_LIMIT].strip()
 
 
-def parse_metrics(text: str) -> MetricsLine:
-    """The text behind the marker; see :func:`metrics_text`."""
+def parse_metrics(text: str, **place: Any) -> MetricsLine:
+    """The text behind the marker (:func:`metrics_text`); ``place`` are the interval's file, line, process ..."""
     match = _FAST.match(text)
     if match:
         n, xfer, p90, post, p90_post, mib, rate, descriptors, failed, recvs, expired, late = match.groups()
@@ -108,10 +110,13 @@ def parse_metrics(text: str) -> MetricsLine:
             num_failed_recvs=None if recvs is None else int(recvs),
             num_kv_expired_reqs=None if expired is None else int(expired),
             num_notifs_after_expiry=None if late is None else int(late),
+            **place,
         )
         problem = contradiction(interval)
         return MetricsLine(problem=problem) if problem else MetricsLine(intervals=(interval,))
-    return _parse_slowly(text)
+    found = _parse_slowly(text)
+    placed = tuple(msgspec.structs.replace(i, **place) for i in found.intervals)
+    return msgspec.structs.replace(found, intervals=placed)
 
 
 def _parse_slowly(text: str) -> MetricsLine:

@@ -86,27 +86,35 @@ class MetricsLine(msgspec.Struct, frozen=True, kw_only=True):
 
 def contradiction(i: Interval) -> str | None:
     """Why the numbers cannot all be true, or None. Rounding: three decimals in vLLM."""
-    times = (i.avg_xfer_time_ms, i.p90_xfer_time_ms, i.avg_post_time_ms, i.p90_post_time_ms)
-    given = [
-        v
-        for v in (*times, i.avg_mib_per_transfer, i.throughput_mib_per_s, i.avg_num_descriptors)
-        if v is not None
-    ]
-    if any(not math.isfinite(v) or v < 0 for v in given):
+    n, xfer, mib, rate = (
+        i.num_successful_transfers,
+        i.avg_xfer_time_ms,
+        i.avg_mib_per_transfer,
+        i.throughput_mib_per_s,
+    )
+    p90, post, p90_post, count = (
+        i.p90_xfer_time_ms,
+        i.avg_post_time_ms,
+        i.p90_post_time_ms,
+        i.avg_num_descriptors,
+    )
+    given = [v for v in (xfer, p90, post, p90_post, mib, rate, count) if v is not None]
+    # Not-a-number compares false with everything, so this also refuses it.
+    if given and not 0 <= min(given) <= max(given) < math.inf or sum(given) != sum(given):
         return "a number is negative or not finite"
-    if i.num_successful_transfers == 0:
+    if n == 0:
         return "figures without a successful transfer" if any(given) else None
-    xfer, mib, rate = i.avg_xfer_time_ms, i.avg_mib_per_transfer, i.throughput_mib_per_s
     if xfer is not None and xfer <= 0:
         return "transfers that took no time"
     if xfer and mib and rate is not None:
         told, error = mib / (xfer / 1e3), 0.00051 / mib + 0.00051 / xfer
         if abs(told - rate) > told * error * 1.01 + 0.00051:
             return f"Throughput {rate} is not Avg MB {mib} over Avg xfer time {xfer} ms"
-    if xfer is not None and i.avg_post_time_ms is not None and i.avg_post_time_ms > xfer + 0.0011:
+    if xfer is not None and post is not None and post > xfer + 0.0011:
         return "the post time exceeds the transfer time that contains it"
-    for avg, p90 in ((xfer, i.p90_xfer_time_ms), (i.avg_post_time_ms, i.p90_post_time_ms)):
-        # All samples are positive, so none can exceed the sum.
-        if avg is not None and p90 is not None and p90 > i.num_successful_transfers * (avg + 0.0006) + 0.0006:
-            return "a P90 exceeds the sum of all samples"
+    # All samples are positive, so none can exceed the sum.
+    if xfer is not None and p90 is not None and p90 > n * (xfer + 0.0006) + 0.0006:
+        return "a P90 exceeds the sum of all samples"
+    if post is not None and p90_post is not None and p90_post > n * (post + 0.0006) + 0.0006:
+        return "a P90 exceeds the sum of all samples"
     return None

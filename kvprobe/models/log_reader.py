@@ -7,8 +7,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from kvprobe.formats.log_lines import Head, parse_head, plain, unwrap
 from kvprobe.formats.log_scan import Hit
 from kvprobe.formats.log_signatures import Signature
@@ -80,9 +78,18 @@ class LogReader:
 
     def _metrics(self, file: str, hit: Hit) -> None:
         text = metrics_text(hit.text)
-        line = parse_metrics(text)
         head, stamp = self._head(hit.text)
         stream = self._stream(file, head.source)
+        engine = self._engine(head, hit.before)
+        line = parse_metrics(
+            text,
+            file=file,
+            line=hit.line,
+            timestamp=stamp,
+            process=head.process,
+            source=head.source,
+            engine=engine,
+        )
         if line.problem:
             self.damaged_count += 1
             if len(self.damaged) < _DAMAGED_LIMIT:
@@ -93,17 +100,7 @@ class LogReader:
             stream.other_connector = True
             if connector in self.others or len(self.others) < 64:
                 add(self.others.setdefault(connector, {}), values)
-        for bare in line.intervals:
-            engine = self._engine(head, hit.before)
-            interval = msgspec.structs.replace(
-                bare,
-                file=file,
-                line=hit.line,
-                timestamp=stamp,
-                process=head.process,
-                source=head.source,
-                engine=engine,
-            )
+        for interval in line.intervals:
             stream.transfers += interval.num_successful_transfers
             stream.failures += interval.failures
             self._keep_one(interval)

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from kvprobe.formats.log_lines import elapsed
-from kvprobe.formats.vllm_log import Interval
+from kvprobe.formats.vllm_log import MIB, Interval
 
 _COUNTS = (
     "num_failed_transfers",
@@ -41,16 +41,21 @@ class Aggregate:
         self.counts: dict[str, int | None] = dict.fromkeys(_COUNTS)
 
     def add(self, i: Interval) -> None:
+        n, ms, mib = i.num_successful_transfers, i.avg_xfer_time_ms, i.avg_mib_per_transfer
         self.intervals += 1
-        self.transfers += i.num_successful_transfers
-        for name in _COUNTS:
-            value = getattr(i, name)
+        self.transfers += n
+        counts = self.counts
+        for name, value in (
+            ("num_failed_transfers", i.num_failed_transfers),
+            ("num_failed_recvs", i.num_failed_recvs),
+            ("num_kv_expired_reqs", i.num_kv_expired_reqs),
+            ("num_notifs_after_expiry", i.num_notifs_after_expiry),
+        ):
             if value is not None:
-                self.counts[name] = (self.counts[name] or 0) + value
-        seconds, size = i.xfer_seconds_total, i.bytes_total
-        if seconds is None or size is None:
+                counts[name] = (counts[name] or 0) + value
+        if not n or not ms or mib is None:
             return
-        n = i.num_successful_transfers
+        seconds, size = n * ms / 1e3, n * mib * MIB
         self.measured += 1
         self.timed += n
         self.bytes += size
@@ -64,9 +69,11 @@ class Aggregate:
             self.described_bytes += size
             self.described_xfer_seconds += seconds
             self.descriptors += n * i.avg_num_descriptors
-        if i.p90_xfer_time_ms is not None:
-            low, high = self.p90_ms or (i.p90_xfer_time_ms, i.p90_xfer_time_ms)
-            self.p90_ms = min(low, i.p90_xfer_time_ms), max(high, i.p90_xfer_time_ms)
+        p90 = i.p90_xfer_time_ms
+        if p90 is not None:
+            low, high = self.p90_ms or (p90, p90)
+            if not low <= p90 <= high or self.p90_ms is None:
+                self.p90_ms = min(low, p90), max(high, p90)
 
     def merge(self, other: Aggregate) -> None:
         for name, value in vars(other).items():
