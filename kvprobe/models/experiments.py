@@ -90,7 +90,7 @@ def suspects(setup: Setup, environ: Mapping[str, str], operation: str) -> tuple[
             add("UCX_RMA_PPLN_ENABLE=y", "remedy", "UCX's pipeline through pinned host memory beats its software emulation", ["export UCX_RMA_PPLN_ENABLE=y"], env={**setup.env, "UCX_RMA_PPLN_ENABLE": "y"})  # fmt: skip
         if setup.kv_buffer_device != "cpu" and operation == "READ":
             add("kv_buffer_device=cpu", "remedy", "a host buffer on both sides goes round the GPU path", ['"kv_buffer_device": "cpu"'], kv_buffer_device="cpu")  # fmt: skip
-    add("8 NIXL threads, split at 256", "remedy", "posting descriptors is bound by NIXL's threads", ['"kv_connector_extra_config": {"num_threads": 8}'], backend={"num_threads": "8", "split_batch_size": "256"})  # fmt: skip
+    add("8 NIXL threads", "remedy", "posting descriptors is bound by NIXL's threads", ['"kv_connector_extra_config": {"num_threads": 8}'], backend={"num_threads": "8"})  # fmt: skip
     return tuple(found)
 
 
