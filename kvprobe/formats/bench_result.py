@@ -59,6 +59,8 @@ class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
     total_output_tokens: int
     numbers: dict[str, float | None]
     """Every latency statistic (``median_ttft_ms`` ...) and every throughput in the file."""
+    max_concurrent_requests: int | None = None
+    """The most that were in flight at once, as the client saw it (0.11+)."""
     gpus: int | None = None
     """From ``--metadata gpus=N``; vLLM itself does not tell."""
     metadata: dict[str, str] = {}
@@ -151,6 +153,7 @@ def _result(document: Any, source: str) -> BenchResult:
         total_input_tokens=reader.count("total_input_tokens"),
         total_output_tokens=reader.count("total_output_tokens"),
         numbers=reader.numbers(completed),
+        max_concurrent_requests=int(reader.number("max_concurrent_requests") or 0) or None,
         gpus=next((int(document[k]) for k in _GPU_KEYS if str(document.get(k, "")).isdigit()), None),
         metadata={k: v for k, v in document.items() if isinstance(v, str) and k not in _NOT_METADATA},
         latencies_seconds=tuple(v for v in reader.list("latencies") if v > 0),

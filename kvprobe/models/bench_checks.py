@@ -10,9 +10,10 @@ from kvprobe.formats.bench_result import BenchResult
 from kvprobe.models.statistics import median
 
 # Compute of an accelerator over its memory bandwidth, FLOP a byte: L40S 419, H100 295, MI300X 245, H20 37. A prompt
-# of n 2-byte weights' worth takes about n / 300 decode steps at full speed; a tenth of that leaves room for large
-# batches. https://arxiv.org/abs/2402.16363
-_DECODE_STEPS_PER_PROMPT_TOKEN = 0.1 / 300
+# of n tokens takes about n / 300 decode steps of a small batch; https://arxiv.org/abs/2402.16363. A tenth of that is
+# the limit; with many requests in flight a step reads their KV too and takes longer, so a thirtieth.
+_STEPS_PER_TOKEN_FEW, _STEPS_PER_TOKEN_MANY = 0.1 / 300, 0.03 / 300
+_FEW_IN_FLIGHT = 16
 _CACHE_CHECK_TOKENS = 2048
 _LATENCIES_NEEDED = 30
 _NO_STEP_MS = 1.0
@@ -95,13 +96,9 @@ def cached_prompts(side: str, run: BenchResult, other: BenchResult | None) -> Ca
     suspicion = CacheSuspicion(
         side=side, ttft_ms=ttft, input_tokens=tokens, prompt_tokens_per_second=tokens / ttft * 1e3
     )
-    step = run.ms("median", "itl")
-    if (
-        tokens >= _CACHE_CHECK_TOKENS
-        and step
-        and not bundling(run)
-        and ttft < tokens * _DECODE_STEPS_PER_PROMPT_TOKEN * step
-    ):
+    step, in_flight = run.ms("median", "itl"), run.max_concurrent_requests
+    least = _STEPS_PER_TOKEN_FEW if in_flight and in_flight <= _FEW_IN_FLIGHT else _STEPS_PER_TOKEN_MANY
+    if tokens >= _CACHE_CHECK_TOKENS and step and not bundling(run) and ttft < tokens * least * step:
         suspicion = msgspec.structs.replace(suspicion, decode_steps=ttft / step)
     alone = _unqueued_ttft_ms(other) if side == "pd" and other else None
     same = (
@@ -119,6 +116,8 @@ def _unqueued_ttft_ms(run: BenchResult) -> float | None:
         return min(r.ttft_seconds for r in run.requests) * 1e3
     middle, deviation = run.ms("median", "ttft"), run.ms("std", "ttft")
     told = saturation(run)
+    if (run.max_concurrency or 1) > 1:  # the client keeps a queue at the server
+        return None
     if not middle or deviation is None or (told and told.saturated) or deviation > middle / 2:
         return None
     return middle - 2 * deviation if middle > 2 * deviation else middle / 2
@@ -181,7 +180,7 @@ def warm_up(run: BenchResult) -> WarmUp | None:
     if len(values) < 10 or run.runs > 1:
         return None
     middle, rest = median(values), sorted(values[1:])
-    factor = 3.0 if what == "TTFT" else 1.5
+    factor = 3.0 if what == "TTFT" else 2.0
     # Longer than all the others but a few: a single slow request in the middle is not a warm-up.
     if values[0] > factor * middle and values[0] >= rest[int(len(rest) * 0.98)]:
         return WarmUp(first_seconds=values[0], median_seconds=middle, what=what)

@@ -71,3 +71,22 @@ def test_warm_up_is_the_first_request_alone() -> None:
     assert first and first.first_seconds == 9.0 and first.what == "latency"
     # The same outlier in the middle is not a warm-up.
     assert warm_up(result("B02", latencies=[*latencies, 9.0])) is None
+
+
+def test_a_steady_queue_of_the_client_is_no_cache_hit() -> None:
+    """With 64 requests kept in flight every colocated TTFT holds a queue."""
+    queue = result("B02", median_ttft_ms=2000.0, mean_ttft_ms=2000.0, std_ttft_ms=200.0, max_concurrency=64)
+    assert cached_prompts("pd", result("B02", "pd", max_concurrency=64), queue) is None
+
+
+def test_a_small_model_in_a_large_batch_prefills_in_few_steps() -> None:
+    """1.5B: 60 ms for 8,192 tokens, steps of 25 ms at 200 in flight; at 8 in flight that would be a cache hit."""
+    changes = {
+        "median_ttft_ms": 60.0,
+        "median_itl_ms": 25.0,
+        "mean_itl_ms": 25.0,
+        "mean_tpot_ms": 25.0,
+        "latencies": [],
+    }
+    assert cached_prompts("pd", result("B02", "pd", max_concurrent_requests=200, **changes), None) is None
+    assert cached_prompts("pd", result("B02", "pd", max_concurrent_requests=8, **changes), None)
