@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from kvprobe.errors import FormatError
+from kvprobe.formats.nvidia_smi_lists import ListedGpu, ListReader
 from kvprobe.formats.nvidia_smi_tables import Table, TableReader
 from kvprobe.formats.nvidia_smi_text import Foreign, ToolError, clean_lines, find_error, find_foreign
 
@@ -36,29 +37,14 @@ _HEADING = re.compile(
     rf"^\W*(?:nvidia-smi\s+)?(?:topo\s+)?(?:-*p2p(?:status)?\b)?\W*({_LETTER}|{'|'.join(_WORDS)})(?:\s+capability)?\W*$",
     re.IGNORECASE,
 )
-_NAME = re.compile(rf"p2p(?:status)?[^A-Za-z0-9]*({_LETTER}|{'|'.join(_WORDS)})(?![A-Za-z])", re.IGNORECASE)
-_GPU_LINE = re.compile(r"^GPU (\d+): (.+?)(?: \(UUID: ([^)]*)\))?\s*$")
-_MIG_LINE = re.compile(r"^MIG (\S+)\s+Device\s+(\d+):")
-_BOX_LINE = re.compile(
-    r"^\|\s+(\d+)\s+(\S.*?)\s+(?:On|Off|N/A|TCC|WDDM|Persistence-M)\s+\|\s*[0-9A-Fa-f]{4,8}:"
+_NAME = re.compile(
+    rf"p2p[^A-Za-z0-9]*(?:status|caps?|capability)?[^A-Za-z0-9]*({_LETTER}|{'|'.join(_WORDS)})(?![A-Za-z])"
+    rf"|^topo[^A-Za-z0-9]+({_LETTER}|{'|'.join(_WORDS)})(?![A-Za-z0-9])",
+    re.IGNORECASE,
 )
-_BOX_MIG = re.compile(r"^\|[^|]*\|[^|]*\|\s+Enabled\*?\s+\|$")
-_BOX_HEAD = re.compile(r"Driver Version: ([\d.]+)(?:.*CUDA Version: ([\d.]+))?")
-_NVLINK_LINE = re.compile(r"^Link (\d+): (?:([\d.]+) GB/s|<?inactive>?)", re.IGNORECASE)
 _NIC_LEGEND = re.compile(r"^(NIC\d+): (\S+)$")
 _LEGEND = re.compile(r"^(X|OK|[A-Z]{1,4}|NV#)\s+= (.+)$")
 _FILE_LIMIT_LINES = 200_000
-
-
-class ListedGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of ``nvidia-smi -L`` or of the plain ``nvidia-smi`` box."""
-
-    index: int
-    name: str
-    uuid: str | None = None
-    mig_devices: tuple[str, ...] = ()
-    mig: bool = False
-    """MIG mode is on, with or without devices in it."""
 
 
 class SmiText(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +73,7 @@ class SmiText(msgspec.Struct, frozen=True, kw_only=True):
 def capability_in_name(name: str) -> str | None:
     """The letter in a file name such as ``p2p_r.txt`` or ``topo-p2p-read.log``."""
     match = _NAME.search(name)
-    return _letter(match[1]) if match else None
+    return _letter(match[1] or match[2]) if match else None
 
 
 def parse(text: str, source: str, capability: str | None = None, *, explicit: bool = False) -> SmiText:
@@ -109,13 +95,10 @@ class _Session:
         self.asked = False
         self.heading: str | None = None
         self.host: str | None = None
-        self.gpus: dict[int, ListedGpu] = {}
+        self.lists = ListReader()
         self.nics: dict[str, str] = {}
-        self.links: dict[int, list[float]] = {}
         self.errors: list[ToolError] = []
         self.legend: dict[str, str] = {}
-        self.head: tuple[str | None, str | None] = (None, None)
-        self.current: int | None = None
 
     def read(self, lines: list[str], *, complete: bool) -> SmiText:
         foreign = find_foreign(lines)
@@ -135,14 +118,14 @@ class _Session:
         return SmiText(
             source=self.source,
             tables=tables,
-            gpus=tuple(self.gpus[i] for i in sorted(self.gpus)),
+            gpus=self.lists.found(),
             nics=self.nics,
-            nvlink_gigabytes={i: tuple(rates) for i, rates in self.links.items()},
+            nvlink_gigabytes={i: tuple(rates) for i, rates in self.lists.nvlink_gigabytes.items()},
             errors=tuple(self.errors),
             foreign=foreign,
             legend=self.legend,
-            driver=self.head[0],
-            cuda=self.head[1],
+            driver=self.lists.driver,
+            cuda=self.lists.cuda,
             warnings=tuple(reader.warnings),
         )
 
@@ -197,25 +180,8 @@ class _Session:
             self.nics[match[1]] = match[2]
         elif match := _LEGEND.match(text):
             self.legend[match[1]] = match[2]
-        elif match := _GPU_LINE.match(text):
-            self.current = int(match[1])
-            self.gpus[self.current] = ListedGpu(index=self.current, name=match[2], uuid=match[3])
-        elif (match := _MIG_LINE.match(text)) and self.current in self.gpus:
-            gpu = self.gpus[self.current]
-            self.gpus[self.current] = msgspec.structs.replace(
-                gpu, mig=True, mig_devices=(*gpu.mig_devices, match[1])
-            )
-        elif (match := _NVLINK_LINE.match(text)) and self.current is not None:
-            rates = self.links.setdefault(self.current, [])
-            if match[2]:
-                rates.append(float(match[2]))
-        elif match := _BOX_LINE.match(text):
-            self.current = int(match[1])
-            self.gpus.setdefault(self.current, ListedGpu(index=self.current, name=match[2]))
-        elif _BOX_MIG.match(text) and self.current in self.gpus:
-            self.gpus[self.current] = msgspec.structs.replace(self.gpus[self.current], mig=True)
-        elif match := _BOX_HEAD.search(text):
-            self.head = (match[1], match[2])
+        elif self.lists.take(text):
+            return
         elif match := _HEADING.match(text):
             self.heading = _letter(match[1])
 

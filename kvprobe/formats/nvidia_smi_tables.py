@@ -10,9 +10,8 @@ P2P_WORDS = frozenset({"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"})
 _LINK = re.compile(r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|INT|C2C")
 _GPU = re.compile(r"GPU\d+")
 _CELL = re.compile(rf"X|OK|CNS|GNS|TNS|NS|DR|U|N/A|[\d,-]+|{_LINK.pattern}")
-_DEVICE = re.compile(
-    r"GPU\d+|NIC\d+|mlx\d+_\w+|(?:ib|hfi|bnxt_re|irdma|efa|rdmap|rocep|roce|hns|qedr|cxi|siw|rxe)\w*|\.\.\.|…"
-)
+# NICs were named by device before "NIC0": mlx5_0, mlx5_bond_0, bnxt_re0. A name that a narrow paste cut has no digit.
+_DEVICE = re.compile(r"GPU\d+|NIC\d+|[a-z][\w.-]*\d\w*|\.\.\.|…")
 _AFFINITY = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _ELLIPSIS = ("...", "…")
 
@@ -37,7 +36,8 @@ class Table(msgspec.Struct, kw_only=True):
 
     @property
     def gpus(self) -> tuple[str, ...]:
-        return tuple(c for c in self.columns if _GPU.fullmatch(c))
+        """Of the columns and, where the header was cut, of the rows."""
+        return tuple(c for c in dict.fromkeys((*self.columns, *self.rows)) if _GPU.fullmatch(c))
 
 
 class _Open:
@@ -54,7 +54,7 @@ class _Open:
         self.matrix_asked = False
 
     def complete(self) -> bool:
-        return all(c in self.rows for c in self.columns if c not in _ELLIPSIS)
+        return all(c in self.rows for c in self.columns if _is_device(c))
 
 
 class TableReader:
@@ -82,7 +82,7 @@ class TableReader:
             self._table = _Open(number, line)
             self.opened = True
             return True
-        if table is None or tokens[0] not in table.columns:
+        if table is None or (tokens[0] not in table.columns and not _GPU.fullmatch(tokens[0])):
             if not _DEVICE.fullmatch(tokens[0]):
                 self._end_at(line)
             return False
@@ -164,6 +164,10 @@ def _by_position(tokens: list[str]) -> list[str]:
     )
 
 
+def _is_device(name: str) -> bool:
+    return name not in _ELLIPSIS and bool(_DEVICE.fullmatch(name))
+
+
 def _is_header(tokens: list[str]) -> bool:
     if not _GPU.fullmatch(tokens[0]):
         return False
@@ -203,16 +207,16 @@ def _finish(table: _Open) -> Table:
         f"{row}>{column}": word
         for row, found in table.rows.items()
         for column, word in found.items()
-        if row != column and column not in _ELLIPSIS and vocabulary(word)
+        if row != column and _is_device(column) and vocabulary(word)
     }
-    devices = [c for c in table.columns if c not in _ELLIPSIS]
+    devices = [c for c in dict.fromkeys((*table.columns, *table.rows)) if _is_device(c)]
     missing = [f"{a}>{b}" for a in devices for b in devices if a != b and f"{a}>{b}" not in cells]
     if kind == "p2p":
         missing = [m for m in missing if "NIC" not in m]
     return Table(
         kind=kind,
         line=table.line,
-        columns=tuple(devices),
+        columns=tuple(c for c in table.columns if _is_device(c)),
         rows=tuple(table.rows),
         cells=cells,
         capability=table.capability if kind == "p2p" else None,

@@ -40,6 +40,8 @@ class Foreign(msgspec.Struct, frozen=True, kw_only=True):
     tool: str
     vendor: str
     line: int
+    text: str
+    """The line that gave it away."""
 
 
 _ASK_AGAIN = "Ask again with a capability letter: nvidia-smi topo -p2p r (letters r, w, n, a, p)."
@@ -49,12 +51,14 @@ _ERRORS: tuple[tuple[str, str, str], ...] = (
     (r"Invalid combination of input arguments", "this driver's nvidia-smi does not know these options (too old for topo -p2p r), or they exclude each other", _ASK_AGAIN),
     (r"The -i command line argument must be used in conjunction", "topo -m and topo -p2p r take no -i", _ASK_AGAIN),
     (r"Option \"?-\S+\"? is not (?:recognized|supported|valid)|(?:unrecognized|unknown|invalid) (?:option|argument)", "an option that this nvidia-smi does not know", _ASK_AGAIN),
+    (r"^\s*Usage: nvidia-smi|^\s*topo -- Display topological", "the tool printed its help: it did not understand the options", _ASK_AGAIN),
     (r"No devices were found", "the driver runs but shows no GPU", "Start the container with GPUs (--gpus all, or a nvidia.com/gpu limit), or look for Xid errors in dmesg: a GPU may have fallen off the bus."),
     (r"couldn't communicate with the NVIDIA driver|No NVIDIA driver|NVIDIA driver is not loaded", "the NVIDIA driver is not loaded (login node, kernel update, nouveau)", "Run it on the GPU node, or install and load the driver."),
     (r"(?:Driver/library|NVML library) version mismatch|RM has detected an NVML/RM version mismatch", "the driver was updated under a running system: library and kernel module have different versions", "Reboot, or reload the nvidia kernel modules."),
     (r"couldn't find .*?(?:libnvidia-ml|NVML)|NVML Shared Library Not Found|error while loading shared libraries", "the library libnvidia-ml.so of the driver is not found", "Start the container with NVIDIA_DRIVER_CAPABILITIES=compute,utility, or install the driver."),
     (r"GPU access blocked by the operating system", "the operating system blocks the GPU (WSL or MPS)", "Run it on the host that owns the GPU."),
     (r"GPU is lost|fallen off the bus|Unable to determine the device handle", "a GPU was lost", "Look for Xid errors in dmesg, then reset the GPU or reboot the node."),
+    (r"Failed to initialize NVML: Unknown Error", "a container lost its devices (a reload of systemd or a cgroup change on the host does that), or the driver is in trouble", "Restart the container; if nvidia-smi fails on the host too, look for Xid errors in dmesg."),
     (r"Failed to initialize NVML", "NVML could not start: driver not usable from here", "Check the driver on the host, and that the container may open /dev/nvidia*."),
     (r"Insufficient Permissions|Permission denied", "this user may not ask the driver", "Run it as a user who may open /dev/nvidia*."),
     (r"nvidia-smi\S*:? (?:command )?not found|command not found: nvidia-smi|'?nvidia-smi'? is not recognized as|nvidia-smi\S*: No such file|exec: \\?\"nvidia-smi\\?\"", "nvidia-smi is not installed there", "Run it on the GPU node, in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility."),
@@ -130,5 +134,5 @@ def find_foreign(lines: list[str]) -> Foreign | None:
     for number, line in enumerate(lines, 1):
         for tool, vendor, pattern in _COMPILED_FOREIGN:
             if pattern.search(line):
-                return Foreign(tool=tool, vendor=vendor, line=number)
+                return Foreign(tool=tool, vendor=vendor, line=number, text=line.strip()[:200])
     return None

@@ -51,14 +51,18 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_name(text: str, topology: Topology) -> str:
-    """``GPU3`` from ``GPU3``, ``gpu 3``, ``3`` or the UUID's start. Raises UsageError for anything else."""
-    match = re.fullmatch(r"(?:gpu)?\s*[: ]?\s*(\d{1,4})", text.strip(), re.IGNORECASE)
+    """``GPU3`` from ``GPU3``, ``gpu 3``, ``3`` or the UUID's start. Raises UsageError for anything else.
+
+    A MIG instance (``GPU3 MIG 1g.10gb``, ``MIG-<uuid>``) counts as its GPU: P2P is a matter of whole GPUs.
+    """
+    match = re.fullmatch(r"(?:gpu)?\s*[: ]?\s*(\d{1,4})(?:\W+mig(?![a-z]).*)?", text.strip(), re.IGNORECASE)
     if match:
         return f"GPU{int(match[1])}"
+    start = text.strip().lower()
     hits = [
         name
-        for name, uuid in topology.uuids.items()
-        if text and uuid.lower().startswith(text.strip().lower())
+        for name, uuids in topology.uuids.items()
+        if start and any(uuid.lower().startswith(start) for uuid in uuids)
     ]
     if len(hits) != 1:
         raise UsageError(f"{text!r} names no GPU.", "Write it as nvidia-smi does: GPU0.")
@@ -109,6 +113,8 @@ def _by_status(topology: Topology, told: Conclusion, letter: str, actor: str, pe
         )
     if status in REFUSED:
         advice = _WHY_REFUSED[status]
+        if told.link and told.link.startswith("NV"):
+            advice = f"{told.link} is there, so the links are up and the permission is withheld: check nvidia-fabricmanager (NVSwitch), MIG and the container's device list. {advice}"
         if told.working_pairs:
             advice = f"Use a pair that works: {'; '.join(told.working_pairs[:4])}. {advice}"
         return _with(told, "p2p_unavailable", "fail", who.format("not "), advice)

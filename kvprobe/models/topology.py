@@ -23,7 +23,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     gpus: tuple[str, ...] = ()
     names: dict[str, str] = {}
-    uuids: dict[str, str] = {}
+    uuids: dict[str, tuple[str, ...]] = {}
+    """The GPU's own and those of its MIG instances."""
     nics: dict[str, str] = {}
     matrix: dict[str, dict[str, str]] = {}
     missing: dict[str, tuple[str, ...]] = {}
@@ -80,7 +81,7 @@ def from_nvml(facts: GpuFacts) -> Topology:
         source="NVML",
         gpus=tuple(f"GPU{g.index}" for g in facts.gpus),
         names={f"GPU{g.index}": g.name for g in facts.gpus},
-        uuids={f"GPU{g.index}": g.uuid for g in facts.gpus},
+        uuids={f"GPU{g.index}": (g.uuid,) for g in facts.gpus},
         matrix={letter: cells for letter, cells in matrix.items() if cells},
         mig=tuple(f"GPU{g.index}" for g in facts.gpus if g.mig),
         nvlink_bytes_per_second={name: tuple(r for r in rates if r) for name, rates in links.items()},
@@ -102,7 +103,7 @@ def from_texts(texts: Sequence[SmiText]) -> Topology:
         source=", ".join(text.source for text in texts),
         gpus=tuple(sorted(gpus, key=lambda name: int(name[3:]))),
         names={name: g.name for name, g in listed.items()},
-        uuids={name: g.uuid for name, g in listed.items() if g.uuid},
+        uuids={name: (*((g.uuid,) if g.uuid else ()), *g.mig_uuids) for name, g in listed.items()},
         nics={name: device for text in texts for name, device in text.nics.items()},
         matrix=merged.matrix,
         missing={letter: tuple(cells) for letter, cells in merged.missing.items() if cells},

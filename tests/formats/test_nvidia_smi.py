@@ -80,6 +80,14 @@ def test_the_same_table_however_it_was_pasted(text: str) -> None:
     assert one(text).tables[0].cells == CELLS
 
 
+def test_a_paste_cut_at_the_right_margin() -> None:
+    text = "      GPU0  GPU1  GP\nGPU0   X    OK   N\nGPU1  OK     X   N\nGPU2  NS    NS  \n"
+    table = one(text).tables[0]
+    assert table.gpus == ("GPU0", "GPU1", "GPU2")
+    assert table.cells == {"GPU0>GPU1": "OK", "GPU1>GPU0": "OK", "GPU2>GPU0": "NS", "GPU2>GPU1": "NS"}
+    assert "GPU0>GPU2" in table.missing
+
+
 def test_powershell_writes_utf16() -> None:
     text = ("\ufeff" + READ).encode("utf-16-le").decode("utf-8", "replace")
     assert one(text).tables[0].cells == CELLS
@@ -152,6 +160,13 @@ def test_empty_affinity_cells_keep_their_columns() -> None:
 def test_old_drivers_name_nics_by_device() -> None:
     text = "\tGPU0\tGPU1\tmlx5_0\tmlx5_bond_1\tCPU Affinity\nGPU0\t X \tSOC\tPIX\tSOC\t0-7\nGPU1\tSOC\t X \tSOC\tPIX\t8-15\n"
     assert one(text).tables[0].cells["GPU1>mlx5_bond_1"] == "PIX"
+
+
+def test_q_of_one_gpu_does_not_hide_the_others() -> None:
+    one_of_two = "Attached GPUs                             : 2\nGPU 00000000:00:07.0\n    Product Name    : NVIDIA H200\n    MIG Mode\n        Current     : Enabled\n"
+    assert [g.index for g in parse(one_of_two, "paste").gpus] == [0, 1]
+    (gpu,) = parse(one_of_two.replace(": 2", ": 1"), "paste").gpus
+    assert (gpu.name, gpu.mig) == ("NVIDIA H200", True)
 
 
 def test_mig_devices_of_a_list() -> None:

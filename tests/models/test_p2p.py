@@ -110,6 +110,23 @@ def test_nothing_is_unknown() -> None:
     assert conclude(topology(("t", "", None)), "GPU0", "GPU1").verdict == "unknown"
 
 
+def test_links_up_but_permission_withheld() -> None:
+    matrix = ("m", "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0\nGPU1\tNV18\t X \t0\n", None)
+    told = conclude(topology(("r", table("NS", "NS"), "r"), matrix), "GPU0", "GPU1")
+    assert told.verdict == "p2p_unavailable" and "nvidia-fabricmanager" in (told.advice or "")
+
+
+def test_a_mig_instance_counts_as_its_gpu() -> None:
+    listed = topology(
+        (
+            "L",
+            "GPU 0: A (UUID: GPU-11)\n  MIG 3g.20gb Device 0: (UUID: MIG-aa)\nGPU 1: A (UUID: GPU-22)\n",
+            None,
+        )
+    )
+    assert [gpu_name(n, listed) for n in ("GPU0 MIG 3g.20gb", "MIG-aa", "GPU0:MIG1")] == ["GPU0"] * 3
+
+
 def test_names() -> None:
     listed = topology(("L", "GPU 0: A (UUID: GPU-11aa)\nGPU 1: A (UUID: GPU-22bb)\n", None))
     assert [gpu_name(n, listed) for n in ("GPU1", "1", "gpu 1", "GPU-22b", "gpu:1")] == ["GPU1"] * 5
