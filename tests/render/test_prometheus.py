@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import subprocess
+import time
+import urllib.request
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -95,3 +99,39 @@ def test_promtool_accepts_it() -> None:
     )
     # 3: only style advice (label names); 1: the text does not parse.
     assert done.returncode in (0, 3), done.stderr
+
+
+def test_a_real_node_exporter_serves_it(tmp_path: Path) -> None:
+    program = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if program is None:
+        pytest.skip("node_exporter is not installed (Debian: apt-get install prometheus-node-exporter)")
+    (tmp_path / "kvprobe-preflight.prom").write_text(render(report(finding()), Look()))
+    (tmp_path / "kvprobe-topo.prom").write_text(render(report(finding(), command="topo"), Look()))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    options = [
+        "--collector.disable-defaults",
+        "--collector.textfile",
+        f"--collector.textfile.directory={tmp_path}",
+        f"--web.listen-address={address}",
+    ]
+    with subprocess.Popen([program, *options], stderr=subprocess.DEVNULL) as exporter:
+        try:
+            page = scrape(f"http://{address}/metrics", exporter)
+        finally:
+            exporter.kill()
+    assert value(page, "node_textfile_scrape_error") == [0]
+    assert value(page, "kvprobe_verdict", command="preflight", verdict="no_go") == [1]
+    assert value(page, "kvprobe_verdict", command="topo", verdict="no_go") == [1]
+
+
+def scrape(url: str, exporter: subprocess.Popen[bytes]) -> str:
+    """The page, once the exporter listens."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            assert exporter.poll() is None, "node_exporter ended early"
+            time.sleep(0.05)
