@@ -58,7 +58,7 @@ class Occurrence:
         self.count = max(len(self._keys), 1 if self._anonymous else 0)
 
     def conclude(self, count: int, **fields: Any) -> None:
-        """Seen in counters or combinations."""
+        """Seen in counters or combinations, not in a line of its own."""
         self.count += count
         self.fields.update(fields)
 
@@ -102,6 +102,10 @@ class Doctor:
         if code not in self.seen:
             self.seen[code] = Occurrence(self._by_code[code], file)
         return self.seen[code]
+
+    def files_of(self, code: str) -> frozenset[str]:
+        """Files with lines of this failure."""
+        return frozenset(self.seen[code].files) if code in self.seen else frozenset()
 
     def _look_at_answers(self, after: bytes) -> None:
         text = after.decode("utf-8", "replace")

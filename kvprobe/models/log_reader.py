@@ -172,21 +172,25 @@ class LogReader:
         """What only the whole input tells: counters, lanes, decode that prefills, answers after failures."""
         if not self.with_doctor:
             return
-        for code, names in (
-            ("transfers_failed_counter", ("num_failed_transfers", "num_failed_recvs")),
-            ("kv_lease_expired", ("num_kv_expired_reqs",)),
-            ("late_read_possible_corruption", ("num_notifs_after_expiry",)),
-        ):
-            for engine in self.engines.values():
-                count = sum(engine.total.counts[n] or 0 for n in names)
-                if code not in self.doctor.seen or code == "transfers_failed_counter":
-                    if code == "kv_lease_expired" and "turn2_read_expired" in self.doctor.seen:
-                        continue
-                    self.doctor.conclude(code, count, engine.file, counter=True)
+        declined = self.doctor.files_of("turn2_read_expired")
+        for engine in self.engines.values():
+            counts = engine.total.counts
+            failed = (counts["num_failed_transfers"] or 0) + (counts["num_failed_recvs"] or 0)
+            self.doctor.conclude("transfers_failed_counter", failed, engine.file)
+            # Where the messages themselves are in the log they are the better count; a declined turn 2 is no lease lost.
+            for code, name in (
+                ("kv_lease_expired", "num_kv_expired_reqs"),
+                ("late_read_possible_corruption", "num_notifs_after_expiry"),
+            ):
+                told = self.doctor.files_of(code)
+                if engine.file not in told and not (code == "kv_lease_expired" and engine.file in declined):
+                    self.doctor.conclude(code, counts[name] or 0, engine.file)
         for stream in self.streams.values():
             if stream.prefills_itself:
-                told = {"prompt_tokens_per_second": stream.prompt / stream.stats}
-                self.doctor.conclude("no_kv_transfer_seen", stream.stats, stream.file, **told)
+                rate = stream.prompt / stream.stats
+                self.doctor.conclude(
+                    "no_kv_transfer_seen", stream.stats, stream.file, prompt_tokens_per_second=rate
+                )
         self._lanes()
         self.doctor.conclude_answers()
 

@@ -62,13 +62,19 @@ def transfers_seen(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
         name="kv-transfers-seen",
         status=Status.UNKNOWN,
         title=_nothing(facts),
-        remedy=Remedy(
-            text="NIXL's pull connector prints transfers on decode, push and Mooncake on prefill; with several API servers, "
-            "--disable-log-stats or a level above INFO nothing is printed: read /metrics.",
-            commands=("kvprobe logs --metrics-url http://DECODE:8000/metrics",),
-        ),
+        remedy=_where_to_look(facts),
         evidence=(facts.evidence,),
         notes=notes,
+    )
+
+
+def _where_to_look(facts: LogFacts) -> Remedy:
+    if facts.others:
+        return Remedy(text="Give the log of a prefill or decode instance with a P/D connector.")
+    return Remedy(
+        text="NIXL's pull connector prints transfers on decode, push and Mooncake on prefill; with several API servers, "
+        "--disable-log-stats or a level above INFO nothing is printed: read /metrics.",
+        commands=("kvprobe logs --metrics-url http://DECODE:8000/metrics",),
     )
 
 
@@ -149,16 +155,21 @@ def descriptor_bound(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
         "transfer_8k_seconds"
     )
     quick = threshold is not None and threshold.status(judged_seconds(a) or 0.0) is Status.PASS
+    warns = bound and not quick
+    limit = Expected(
+        source="above half the descriptors cost more than the bytes", max=DESCRIPTOR_SHARE, unit="ratio"
+    )
+    remedy = Remedy(
+        text="Raise --block-size (64 or 128) on both sides, or use a layout that packs blocks; the network is not the limit."
+    )
     yield Finding(
         id="KVP403",
         name="post-share",
-        status=Status.WARN if bound and not quick else Status.PASS,
+        status=Status.WARN if warns else Status.PASS,
         title=f"posting takes {share:.0%} of the transfer time ({pieces}{each})",
         measured=Quantity(value=share, unit="ratio", statistic="mean", samples=a.posted),
-        expected=Expected(source="above half the descriptors cost more than the bytes", max=DESCRIPTOR_SHARE, unit="ratio"),
-        remedy=Remedy(text="Raise --block-size (64 or 128) on both sides, or use a layout that packs blocks; the network is not the limit.")
-        if bound
-        else None,
+        expected=limit if warns else None,
+        remedy=remedy if bound else None,
         links=("https://github.com/vllm-project/vllm/issues/34054",),
         evidence=(facts.evidence,),
     )  # fmt: skip
