@@ -50,7 +50,7 @@ def _value(change: Change, value: float) -> str:
 
 def _short(change: Change) -> str:
     told = how_much(change.pd / change.colocated if change.colocated else None)
-    return f"{change.name} {_value(change, change.colocated)} → {_value(change, change.pd)} ({told})"
+    return f"{change.name} from {_value(change, change.colocated)} to {_value(change, change.pd)} ({told})"
 
 
 def how_much(ratio: float | None) -> str:

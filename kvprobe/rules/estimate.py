@@ -146,6 +146,9 @@ def window(facts: EstimateFacts, policy: Policy) -> Iterable[Finding]:
     """KVP673: enough bytes are in flight to fill a link with this round trip."""
     link = facts.link
     needed, speed = link.in_flight_to_fill, link.effective_bytes_per_second
+    hop = (
+        "The read counts one round trip a leg; a proxy beside prefill adds one more for its call to decode.",
+    )
     if needed is None or speed is None or link.bytes_per_second is None:
         return
     if link.window_bytes is None:
@@ -156,6 +159,7 @@ def window(facts: EstimateFacts, policy: Policy) -> Iterable[Finding]:
             title=f"To fill {format_rate(link.bytes_per_second)} over {format_seconds(link.rtt_seconds)} round trip "
             f"{format_bytes(needed)} must be in flight; whether they are was not told",
             remedy=Remedy(text="Give the socket buffer times the number of streams: --window 64MiB."),
+            notes=hop,
             code="window_unknown",
         )  # fmt: skip
         return
@@ -173,6 +177,7 @@ def window(facts: EstimateFacts, policy: Policy) -> Iterable[Finding]:
         else Remedy(
             text="More parallel streams or larger socket buffers (net.core.rmem_max, net.ipv4.tcp_rmem)."
         ),
+        notes=hop,
         code=None if fills else "window_limits_link",
     )
 
