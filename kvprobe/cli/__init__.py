@@ -16,6 +16,7 @@ from kvprobe.errors import ExitCode, KvprobeError, UsageError
 COMMANDS = {
     "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
     "topo": "Which GPUs can reach each other, and how (NVML, or saved nvidia-smi text).",
+    "transfer": "How fast this descriptor list moves, over which transport, and why.",
     "tune": "Which setting makes the transfer faster: measured, ranked, with its costs.",
     "kvsize": "Bytes of KV cache per token, per rank and per prompt, exact or refused.",
     "logs": "What a decode log or /metrics says about KV transfers, and what went wrong in it.",

@@ -32,6 +32,7 @@ TOPICS = (
     "transfer",
     "transfer_quality",
     "diagnosis",
+    "concurrency",
     "tuning",
     "budget",
     "live",

@@ -1,0 +1,67 @@
+"""The transfer screen: every series, and what several in flight do to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from kvprobe.render import Look
+from kvprobe.render.screens import Block
+from kvprobe.report import Report
+from kvprobe.units import format_bytes, format_rate, format_seconds
+
+
+def blocks(report: Report, look: Look) -> list[Block]:
+    result = report.result
+    found = []
+    if result.get("transfers"):
+        found.append(Block("series (medians of warm samples)", (_series(result["transfers"]),)))
+    if result.get("concurrency"):
+        found.append(Block("transfers in flight", (_levels(result["concurrency"]),)))
+    return found
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+    for number, name in enumerate(columns):
+        table.add_column(
+            name, justify="left" if number == 0 or name == "over" else "right", no_wrap=name != "over"
+        )
+    return table
+
+
+def _series(rows: list[dict[str, Any]]) -> RenderableType:
+    table = _table(
+        "series", "bytes", "descriptors", "sent", "cold", "warm", "rate", "a descriptor", "n", "over"
+    )
+    for row in rows:
+        seconds, cold = row.get("median_seconds"), row.get("cold_seconds") or []
+        sent = (row.get("nixl_descriptors") or 0) * row["in_flight"] or row["descriptors"]
+        table.add_row(
+            row["id"],
+            format_bytes(row["bytes"]),
+            f"{row['descriptors']:,}",
+            f"{sent:,}",
+            format_seconds(cold[0]) if cold else "",
+            format_seconds(seconds) if seconds else "not measured",
+            format_rate(row["bytes"] / seconds) if seconds else "",
+            format_seconds(seconds / sent) if seconds else "",
+            str(len(row["seconds"])),
+            str(row.get("transport") or "unknown"),
+        )
+    return table
+
+
+def _levels(rows: list[dict[str, Any]]) -> RenderableType:
+    table = _table("in flight", "until all are done", "together", "fairness", "n")
+    for row in rows:
+        table.add_row(
+            str(row["in_flight"]),
+            format_seconds(row["seconds"]),
+            format_rate(row["bandwidth_bytes_per_second"]),
+            f"{row['fairness']:.2f}",
+            str(row["samples"]),
+        )
+    return table
