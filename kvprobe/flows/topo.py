@@ -22,6 +22,7 @@ from kvprobe.rules.base import run_rules
 from kvprobe.rules.host import TRANSPORT_RULES, HostView
 from kvprobe.rules.topology import RULES, TopologyFacts
 
+_LIMIT_BYTES = 8 * 1024 * 1024
 _LABELLED = re.compile(r"(rw|[rwnapm])=(.+)")
 
 
@@ -60,7 +61,7 @@ def _read(door: Door, name: str) -> SmiText:
     letter, path = (labelled[1], labelled[2]) if labelled else (None, name)
     if path != "-" and door.system.path_kind(path) == "absent":
         raise UsageError(f"--file {path} does not exist.")
-    text = door.system.read_text("/dev/stdin" if path == "-" else path)
+    text = door.system.read_text("/dev/stdin" if path == "-" else path, limit_bytes=_LIMIT_BYTES)
     source = "stdin" if path == "-" else path
     if letter is None:
         letter = capability_in_name(PurePath(path).name)

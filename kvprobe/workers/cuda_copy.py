@@ -90,10 +90,14 @@ def _vram(worker: Worker) -> dict[str, Any]:
             copies.synchronize()
             try:
                 sample(worker, method, size, copies.method(method), wanted, budget.take())
+                worker.emit("verified", method=method, bytes=size, ok=copies.arrived())
             except RuntimeError as error:  # pinned host memory ran out, or the driver refused the copy
-                worker.emit("skipped", method=method, bytes=size, reason=str(error).splitlines()[0][:300])
-                continue
-            worker.emit("verified", method=method, bytes=size, ok=copies.arrived())
+                worker.emit(
+                    "skipped",
+                    method=method,
+                    bytes=size,
+                    reason=(str(error) or type(error).__name__).splitlines()[0][:300],
+                )
     return {}
 
 
