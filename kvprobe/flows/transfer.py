@@ -74,7 +74,7 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
     operation = "WRITE" if request.op == "write" else "READ"
     facts = LadderFacts(
         subject=setup.name, memory=setup.memory, judged_tokens=longest, operation=operation, transfer=run,
-        promised_p2p=promised(evidence, operation), evidence=(seen.id,),
+        promised_p2p=promised(evidence, operation), diagnosed=request.diagnose, evidence=(seen.id,),
     )  # fmt: skip
     findings = [f for rule in (transport, complete, direction, overhead) for f in rule(facts, door.policy)]
     crowd = levels(

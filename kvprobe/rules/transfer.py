@@ -189,10 +189,12 @@ def transport(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         yield Finding(id="KVP204", name="transport", status=Status.PASS, title=title, evidence=facts.evidence)
         return
     broken = facts.promised_p2p is True
-    causes = (
-        "known ways into it: UCX_TLS without cuda_ipc; PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF with expandable_segments:True; "
-        "containers with separate PID namespaces; READ without NVLink (UCX_CUDA_IPC_ENABLE_GET_ZCOPY); both agents in one process"
-    )
+    causes = "UCX_TLS without cma; another user, or processes that may not trace each other (process_vm_readv refused)"
+    if facts.memory == "vram":
+        causes = (
+            "UCX_TLS without cuda_ipc; PYTORCH_CUDA_ALLOC_CONF or PYTORCH_ALLOC_CONF with expandable_segments:True; containers with "
+            "separate PID namespaces; READ without NVLink (UCX_CUDA_IPC_ENABLE_GET_ZCOPY); both agents in one process"
+        )
     yield Finding(
         id="KVP204",
         name="transport",
@@ -206,10 +208,10 @@ def transport(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         remedy=Remedy(text="Experiments of this run name the cause or a way round: KVP211, KVP212.")
         if facts.diagnosed
         else Remedy(
-            text="Find what keeps cuda_ipc away; kvprobe runs the short list of suspects by experiment.",
+            text="Find what keeps the fast path away; kvprobe runs the short list of suspects by experiment.",
             commands=("kvprobe transfer --diagnose", "env | grep -E 'UCX_|PYTORCH_.*ALLOC_CONF'"),
         ),
-        notes=(causes,),
+        notes=(f"known ways into it: {causes}",),
         evidence=facts.evidence,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from kvprobe.render import Look
 from kvprobe.render.screens import Block
@@ -17,7 +18,10 @@ def blocks(report: Report, look: Look) -> list[Block]:
     result = report.result
     found = []
     if result.get("transfers"):
-        found.append(Block("series (medians of warm samples)", (_series(result["transfers"]),)))
+        rows = result["transfers"]
+        over = {row["op"]: row.get("transport") or "unknown transport" for row in rows}
+        body = (_series(rows), Text("; ".join(f"{op} over {name}" for op, name in over.items()), style="dim"))
+        found.append(Block("series (medians of warm samples)", body))
     if result.get("concurrency"):
         found.append(Block("transfers in flight", (_levels(result["concurrency"]),)))
     return found
@@ -42,14 +46,12 @@ def _series(rows: list[dict[str, Any]]) -> RenderableType:
         table.add_row(
             row["id"],
             format_bytes(row["bytes"]),
-            f"{row['descriptors']:,}",
             f"{sent:,}",
             format_seconds(cold[0]) if cold else "",
             format_seconds(seconds) if seconds else "not measured",
             format_rate(row["bytes"] / seconds) if seconds else "",
             format_seconds(seconds / sent) if seconds else "",
             str(len(row["seconds"])),
-            str(row.get("transport") or "unknown"),
         )
     return table
 
