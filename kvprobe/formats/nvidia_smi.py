@@ -44,7 +44,7 @@ _NAME = re.compile(
 )
 _NIC_LEGEND = re.compile(r"^(NIC\d+): (\S+)$")
 _LEGEND = re.compile(r"^(X|OK|[A-Z]{1,4}|NV#)\s+= (.+)$")
-_FILE_LIMIT_LINES = 100_000
+_FILE_LIMIT_LINES = 20_000
 
 
 class SmiText(msgspec.Struct, frozen=True, kw_only=True):
