@@ -111,7 +111,9 @@ def _title(console: Console, title: str) -> None:
 def _block(console: Console, block: Block) -> None:
     _title(console, block.title)
     for item in block.body:
-        console.print(item)
+        # A figure cut off with an ellipsis is worse than a line that runs over the edge.
+        needed = Measurement.get(console, console.options.update(width=1000), item).minimum
+        console.print(item, width=max(console.width, needed))
 
 
 def _finding(console: Console, finding: Finding, look: Look) -> None:
