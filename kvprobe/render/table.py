@@ -9,6 +9,7 @@ from itertools import groupby
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.text import Text
 
 from kvprobe.finding import Finding, Status, VerdictStatus
