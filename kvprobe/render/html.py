@@ -51,7 +51,7 @@ def _groups(report: Report) -> list[tuple[str, list[Finding]]]:
 
 def _charts(report: Report) -> list[dict[str, Any]]:
     # pygal is imported here: a report without figures needs no charts.
-    from kvprobe.render import charts
+    from kvprobe.render import charts, charts_compare
 
     result = report.result
     drawn = (
@@ -67,6 +67,7 @@ def _charts(report: Report) -> list[dict[str, Any]]:
             "Each point is one interval of the engine's own metrics line.",
             charts.timeline(result),
         ),
+        *(charts_compare.drawn(result) if report.run.command == "compare" else ()),
     )
     return [{"title": t, "text": text, "svg": Markup(svg)} for t, text, svg in drawn if svg]
 
@@ -93,12 +94,12 @@ def _tax_text(report: Report) -> str:
 
 
 def _objective(report: Report) -> float | None:
-    """The TTFT objective that the run was given, where the report tells it."""
+    """What the TTFT objective leaves for the tax: the objective minus the TTFT without P/D, where both are told."""
     for place in (report.result, report.subject):
-        for key in ("ttft_slo_seconds", "ttft_slo", "slo_seconds"):
-            value = number(place.get(key))
-            if value is not None and value > 0:
-                return value
+        slo = number(place.get("ttft_slo_seconds")) or number(place.get("ttft_slo"))
+        base = number(place.get("base_ttft_seconds")) or number(place.get("base_ttft"))
+        if slo is not None and base is not None and slo > base:
+            return slo - base
     return None
 
 
