@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from kvprobe.formats.launch_docker import is_vllm_image
@@ -13,6 +14,11 @@ from kvprobe.formats.launch_shell import Script
 
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_.]*)\)")
 _ROLE_LABELS = re.compile(r"role|component|disagg|kind|type|name|app", re.IGNORECASE)
+_STRUCTURE = {
+    "spec", "template", "services", "components", "roles", "podTemplate", "leaderWorkerTemplate", "workerTemplate",
+    "leaderTemplate", "jobTemplate", "replicatedJobs", "items",
+}  # fmt: skip
+"""Keys on the way to a pod spec that name nothing of the user's."""
 _RDMA = re.compile(r"rdma|infiniband|roce|\bhca|mlnx|\befa\b|/ib$", re.IGNORECASE)
 
 
@@ -42,53 +48,49 @@ def read_manifest(document: dict[str, Any], script: Script, cluster: Cluster) ->
     script.resolve = lambda name: outer(name) or cluster.file(name)
     some = False
     try:
-        for path, spec, containers in _pods(document, ()):
+        for pod in _pods(document, (), ()):
             some = True
-            replicas, labels = _around(document, path)
-            hints = (*reversed(path), title, *labels, *_labels(metadata))
-            unit = "/".join((title, *(p for p in path if p not in ("spec", "template")))) or script.file
-            for container in containers:
-                _container(
-                    container,
-                    spec,
-                    hints,
-                    title,
-                    unit,
-                    replicas,
-                    str(metadata.get("namespace") or ""),
-                    script,
-                    cluster,
-                )
+            _pod(pod, title, str(metadata.get("namespace") or ""), script, cluster)
     finally:
         script.resolve = outer
     return some or bool(document.get("apiVersion"))
 
 
-def _pods(
-    node: Any, path: tuple[str, ...]
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any], list[dict[str, Any]]]]:
-    """(path, pod spec, containers) of every pod spec below ``node``."""
+@dataclass(frozen=True)
+class _Pod:
+    """A pod spec and what it stands in: keys and names on the way, the objects themselves."""
+
+    path: tuple[str, ...]
+    trail: tuple[dict[str, Any], ...]
+    spec: dict[str, Any]
+    containers: list[dict[str, Any]]
+
+
+def _pods(node: Any, path: tuple[str, ...], trail: tuple[dict[str, Any], ...]) -> Iterator[_Pod]:
+    """Every pod spec below ``node``."""
     if isinstance(node, list):
         for item in node:
-            yield from _pods(item, path)
+            named = item.get("name") if isinstance(item, dict) else None
+            yield from _pods(item, (*path, str(named)) if named else path, trail)
     if not isinstance(node, dict):
         return
+    trail = (*trail, node)
     containers = node.get("containers")
     if isinstance(containers, list) and any(isinstance(c, dict) for c in containers):
-        inits = [
-            c for c in node.get("initContainers") or [] if isinstance(c, dict) and c.get("restartPolicy")
+        sidecars = [
+            c for c in _list(node.get("initContainers")) if isinstance(c, dict) and c.get("restartPolicy")
         ]
-        yield path, node, [*[c for c in containers if isinstance(c, dict)], *inits]
+        yield _Pod(path, trail, node, [*(c for c in containers if isinstance(c, dict)), *sidecars])
     extra = node.get("extraPodSpec")
     if isinstance(extra, dict) and isinstance(extra.get("mainContainer"), dict):
         main = dict(extra["mainContainer"])
         main["env"] = [*_list(node.get("envs")), *_list(main.get("env"))]
         main.setdefault("name", path[-1] if path else "main")
         main.setdefault("resources", node.get("resources"))
-        yield path, {**extra, "role": node.get("subComponentType"), "replicas": node.get("replicas")}, [main]
+        yield _Pod(path, trail, extra, [main])
     for key, value in node.items():
         if key not in ("containers", "initContainers", "extraPodSpec", "metadata", "status"):
-            yield from _pods(value, (*path, str(key)))
+            yield from _pods(value, (*path, str(key)), trail)
 
 
 def _list(value: Any) -> list[Any]:
@@ -102,48 +104,63 @@ def _labels(metadata: Any) -> list[str]:
     )
 
 
-def _around(document: dict[str, Any], path: tuple[str, ...]) -> tuple[int | None, list[str]]:
-    """Replicas and labels of the objects that the pod spec stands in, nearest last wins."""
+def _pod(pod: _Pod, title: str, namespace: str, script: Script, cluster: Cluster) -> None:
     replicas: int | None = None
     labels: list[str] = []
-    node: Any = document
-    for key in ("", *path):
-        if key:
-            node = node.get(key) if isinstance(node, dict) else None
-        if isinstance(node, dict):
-            if isinstance(node.get("replicas"), int):
-                replicas = node["replicas"]
-            labels += _labels(node.get("metadata"))
-    return replicas, labels
+    roles: list[str] = []
+    for outer in pod.trail:
+        if isinstance(outer.get("replicas"), int):
+            replicas = outer["replicas"]
+        labels += _labels(outer.get("metadata"))
+        roles += [str(outer["subComponentType"])] if isinstance(outer.get("subComponentType"), str) else []
+    own = [p for p in pod.path if p not in _STRUCTURE]
+    hints = (*reversed(roles), *reversed(own), *reversed(labels), title)
+    around = _Around(
+        name=own[-1] if own else title,
+        unit="/".join((title, *own)),
+        hints=hints,
+        replicas=replicas,
+        namespace=namespace,
+        spec=pod.spec,
+    )
+    for container in pod.containers:
+        _container(container, around, script, cluster)
 
 
-def _container(
-    container: dict[str, Any], spec: dict[str, Any], hints: tuple[str, ...], title: str, unit: str,
-    replicas: int | None, namespace: str, script: Script, cluster: Cluster,
-) -> None:  # fmt: skip
+@dataclass(frozen=True)
+class _Around:
+    """What all containers of a pod share."""
+
+    name: str
+    unit: str
+    hints: tuple[str, ...]
+    replicas: int | None
+    namespace: str
+    spec: dict[str, Any]
+
+
+def _container(container: dict[str, Any], around: _Around, script: Script, cluster: Cluster) -> None:
     from kvprobe.formats.launch_wrappers import found
 
+    spec = around.spec
     name = str(container.get("name") or "")
-    path_name = hints[0] if spec.get("role") is not None else title
-    where = f"{script.file} {path_name}".strip()
+    where = f"{script.file} {around.name}".strip()
     image = str(container.get("image") or "")
     env = _environment(container, where, cluster)
     words = [_filled(w, env) for w in (*_words(container.get("command")), *_words(container.get("args")))]
     default = not container.get("command") and is_vllm_image(image)
-    if isinstance(spec.get("replicas"), int):
-        replicas = spec["replicas"]
     resources = container.get("resources") if isinstance(container.get("resources"), dict) else {}
     command = Command(
         argv=tuple(words),
         env=env,
         file=script.file,
-        name=path_name,
-        hints=tuple(h for h in (str(spec.get("role") or ""), name, *hints) if h),
+        name=around.name,
+        hints=tuple(h for h in (name, *around.hints) if h),
         box=Box(
             kind="pod",
             name=name,
             image=image,
-            unit=unit,
+            unit=around.unit,
             network_host=spec.get("hostNetwork") is True,
             pid="host"
             if spec.get("hostPID") is True
@@ -152,8 +169,8 @@ def _container(
             else "",
             ipc="host" if spec.get("hostIPC") is True else "",
             gpus=_gpus(resources),
-            replicas=replicas,
-            namespace=namespace,
+            replicas=around.replicas,
+            namespace=around.namespace,
             node=_node(spec),
             rdma=bool(_RDMA.search(str(resources))) or "/dev/infiniband" in str(spec.get("volumes")),
             restart=True,

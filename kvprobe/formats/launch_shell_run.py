@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from kvprobe.errors import FormatError
 from kvprobe.formats.launch_model import Command, Setting, base_name
 from kvprobe.formats.launch_shell import DEPTH_LIMIT, Script, read_script, walk
 from kvprobe.formats.launch_shell_expand import Variables, expand, one_value
 from kvprobe.formats.launch_shell_lexer import Token
 
+_ITEM_LIMIT = 10_000
 _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 
 
@@ -23,10 +25,13 @@ def run_statement(statement: list[Token], script: Script, hints: tuple[str, ...]
         token = words.pop(0)
         name = match[1]
         if token.array is not None:
-            items = [f for item in token.array for f in expand(item, script.variables)]
-            script.variables.arrays[name] = (
-                script.variables.arrays.get(name, []) if match[2] else []
-            ) + items
+            items = list(script.variables.arrays.get(name, [])) if match[2] else []
+            for item in token.array:
+                items += expand(item, script.variables)
+                if len(items) > _ITEM_LIMIT:
+                    text = f"{script.where(token.line)}: the array {name} grows beyond {_ITEM_LIMIT:,} items."
+                    raise FormatError(text)
+            script.variables.arrays[name] = items
             continue
         value = one_value(_without_name(token, len(match[0])), script.variables)
         if match[2]:

@@ -79,7 +79,7 @@ class ServeCommand(msgspec.Struct, frozen=True, kw_only=True):
 def program_at(argv: tuple[str, ...]) -> Program | None:
     """What ``argv`` starts, or None if it is nothing that matters here."""
     head = base_name(argv[0])
-    if head == "vllm" and len(argv) > 1:
+    if head in ("vllm", "vllm-rs") and len(argv) > 1:
         if argv[1] == "serve":
             return Program("serve", "vllm serve", 2)
         if argv[1] == "launch":
