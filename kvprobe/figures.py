@@ -65,6 +65,7 @@ def _all(result: Mapping[str, Any]) -> Iterator[Figure]:
             labels = {**figure.labels, "pair": str(pair.get("subject"))[:80]}
             yield msgspec.structs.replace(figure, labels=labels)
     yield from _sizes(result)
+    yield from _log(result.get("totals"))
 
 
 def _pair(result: Mapping[str, Any]) -> Iterator[Figure]:
@@ -161,6 +162,27 @@ def _fit(fit: Any) -> Iterator[Figure]:
                     labels={"operation": str(operation), **_labels(row, "transport")},
                     better=better,
                 )
+
+
+_LOG = {
+    "xfer_seconds_mean": ("log_transfer_seconds", "s", LOWER, "Mean transfer time in the engine's own metrics."),
+    "bytes_per_second_of_a_transfer": (
+        "log_transfer_bytes_per_second", "B/s", HIGHER, "Mean rate of a transfer in the engine's own metrics.",
+    ),
+    "seconds_per_descriptor": ("log_seconds_per_descriptor", "s", LOWER, "Mean transfer time of one descriptor."),
+    "num_successful_transfers": ("log_transfers", "", None, "Transfers that the log reports as done."),
+    "num_failed_transfers": ("log_failed_transfers", "", None, "Transfers that the log reports as failed."),
+    "num_kv_expired_reqs": ("log_expired_requests", "", None, "Requests whose KV lease ran out."),
+}  # fmt: skip
+
+
+def _log(totals: Any) -> Iterator[Figure]:
+    if not isinstance(totals, dict):
+        return
+    for key, (name, unit, better, text) in _LOG.items():
+        value = number(totals.get(key))
+        if value is not None:
+            yield Figure(name=name, help=text, value=value, unit=unit, better=better)
 
 
 _SIZES = {

@@ -100,8 +100,8 @@ def ladder(result: Mapping[str, Any]) -> str | None:
     return _svg(chart, "ladder")
 
 
-def tax(result: Mapping[str, Any], slo_seconds: float | None) -> str | None:
-    """TTFT tax over prompt length, p50 and p90, with the objective as a line."""
+def tax(result: Mapping[str, Any], room_seconds: float | None) -> str | None:
+    """TTFT tax over prompt length, p50 and p90, with the room that the TTFT objective leaves as a line."""
     found = [
         r for r in rows(result.get("tax")) if number(r.get("prompt_tokens")) and number(r.get("p50_seconds"))
     ]
@@ -124,15 +124,15 @@ def tax(result: Mapping[str, Any], slo_seconds: float | None) -> str | None:
         for v in (number(r.get("p90_seconds")), number(r.get("p50_seconds")))
         if v is not None
     )
-    if slo_seconds is not None:
+    if room_seconds is not None:
         style = {"width": 2, "dasharray": "6,4"}
         chart.add(
-            f"objective {format_seconds(slo_seconds)}",
-            [slo_seconds] * len(found),
+            f"room in the objective {format_seconds(room_seconds)}",
+            [room_seconds] * len(found),
             stroke_style=style,
             show_dots=False,
         )
-        top = max(top, slo_seconds)
+        top = max(top, room_seconds)
     _time_axis(chart, top)
     return _svg(chart, "tax")
 
@@ -177,38 +177,50 @@ def descriptor_curve(result: Mapping[str, Any]) -> str | None:
 
 
 def timeline(result: Mapping[str, Any]) -> str | None:
-    """Average and p90 transfer time of each interval of a decode log, in the order of its lines."""
-    found = rows(result.get("kv_transfer_intervals"))
-    found = [r for r in found if number(r.get("avg_xfer_time_ms")) is not None]
-    if len(found) < 2:
+    """Transfer time of each interval of the logs in their order: average, p90 and post; of several engines the average."""
+    streams: dict[str, list[dict[str, Any]]] = {}
+    for row in rows(result.get("kv_transfer_intervals")):
+        if number(row.get("avg_xfer_time_ms")) is not None:
+            name = str(row.get("file") or "log").rpartition("/")[2]
+            streams.setdefault(f"{name} engine {row.get('engine', 0)}", []).append(row)
+    longest = max(streams.values(), key=len, default=[])
+    if len(longest) < 2:
         return None
     # A long log is thinned evenly for the drawing; the JSON keeps every interval.
-    step = math.ceil(len(found) / _MAX_POINTS)
-    shown = found[::step]
+    step = math.ceil(len(longest) / _MAX_POINTS)
+    shown = longest[::step]
+    alone = len(streams) == 1
     chart = pygal.Line(
         **{**_COMMON, "height": 330, "show_dots": len(shown) < 60, "margin_bottom": 30},
-        x_title="line of the log" + (f", every {step}th interval" if step > 1 else ""),
+        x_title=("line of the log" if alone else "interval")
+        + (f", every {step}th interval" if step > 1 else ""),
         value_formatter=format_seconds,
         show_minor_x_labels=False,
     )
-    chart.x_labels = [str(r.get("line", i + 1)) for i, r in enumerate(shown)]
+    chart.x_labels = [str(r.get("line", i + 1)) if alone else str(i * step + 1) for i, r in enumerate(shown)]
     chart.x_labels_major = chart.x_labels[:: max(1, len(shown) // 5)]
-    for name, key in (
-        ("average", "avg_xfer_time_ms"),
-        ("p90", "p90_xfer_time_ms"),
-        ("post, average", "avg_post_time_ms"),
-    ):
-        values = [None if (v := number(r.get(key))) is None else v / 1000 for r in shown]
-        if any(v is not None for v in values):
-            chart.add(name, values)
-    top = max(
-        v / 1000
-        for r in shown
-        for k in ("avg_xfer_time_ms", "p90_xfer_time_ms")
-        if (v := number(r.get(k))) is not None
-    )
-    _time_axis(chart, top)
+    values: list[float | None] = []
+    if alone:
+        for name, key in _TIMES:
+            line = _milliseconds(shown, key)
+            if any(v is not None for v in line):
+                chart.add(name, line)
+                values += line
+    else:
+        for name, found in list(streams.items())[: len(_COLORS)]:
+            line = _milliseconds(found[::step], "avg_xfer_time_ms")
+            chart.add(name, line)
+            values += line
+    _time_axis(chart, max(v for v in values if v is not None))
     return _svg(chart, "timeline")
+
+
+_TIMES = (("average", "avg_xfer_time_ms"), ("p90", "p90_xfer_time_ms"), ("post, average", "avg_post_time_ms"))
+
+
+def _milliseconds(found: list[dict[str, Any]], key: str) -> list[float | None]:
+    """The printed milliseconds in seconds; None where the line does not have them."""
+    return [None if (v := number(r.get(key))) is None else v / 1000 for r in found]
 
 
 def _round(text: str) -> str:

@@ -26,7 +26,7 @@ def drawn(result: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
         return [
             (f"{words} by request rate", "Loads at which a side cannot be compared are left out.", _by_load(result, key))
             for words, key in (("ITL p99", "p99_itl_ms"), ("TTFT median", "median_ttft_ms"))
-        ]  # fmt: skip
+        ] + [("Goodput by request rate", "Requests a second that keep all targets.", _goodput(result))]  # fmt: skip
     return [
         ("TTFT, both sides", "Time to first token: the price of P/D.", _bars(result, "ttft")),
         ("Token gaps, both sides", "What P/D is for: no prefill stops decoding.", _bars(result, "itl")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvprobe.evidence import Origin
+from kvprobe.figures import rows
 from kvprobe.finding import Status
 from kvprobe.report import Report
 
@@ -28,6 +29,11 @@ def limits(report: Report) -> list[str]:
     assumed = [e for e in report.evidence if e.origin is Origin.ASSUMED]
     if assumed:
         found.append(f"Assumed, not measured: {', '.join(e.source for e in assumed)}.")
+    terms = _assumed_terms(report)
+    if terms:
+        found.append(f"Assumed terms of the TTFT tax: {', '.join(terms)}.")
+    if report.result.get("memory") == "dram":
+        found.append("It measured host memory: the path between GPUs is another one.")
     if command in ("preflight", "transfer", "tune"):
         found.append(
             "It measured an idle pair: contention with serving traffic and with other pairs is not in it."
@@ -42,3 +48,13 @@ def limits(report: Report) -> list[str]:
     elif command in ("logs", "live", "compare"):
         found.append("It holds for the traffic of that time, not for another load.")
     return found
+
+
+def _assumed_terms(report: Report) -> list[str]:
+    """Names of the tax terms that no measurement stands behind."""
+    names: dict[str, None] = {}
+    for row in rows(report.result.get("tax")):
+        for term in rows(row.get("terms")):
+            if term.get("origin") == Origin.ASSUMED.value:
+                names[str(term.get("name"))] = None
+    return list(names)

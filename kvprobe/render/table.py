@@ -7,9 +7,9 @@ import re
 import textwrap
 from itertools import groupby
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 from kvprobe.finding import Finding, Status, VerdictStatus
@@ -112,9 +112,20 @@ def _title(console: Console, title: str) -> None:
 def _block(console: Console, block: Block) -> None:
     _title(console, block.title)
     for item in block.body:
-        # A figure cut off with an ellipsis is worse than a line that runs over the edge.
-        needed = Measurement.get(console, console.options.update(width=1000), item).minimum
-        console.print(item, width=max(console.width, needed))
+        console.print(item, width=max(console.width, _needed(item)))
+
+
+def _needed(item: RenderableType) -> int:
+    """Columns that a table takes without cutting a figure: a line that runs over the edge is better than an ellipsis."""
+    if not isinstance(item, Table):
+        return 0
+    total = 0
+    for column in item.columns:
+        cells = [Text.from_markup(c) if isinstance(c, str) else c for c in (column.header, *column.cells)]
+        lengths = [cell.cell_len for cell in cells if isinstance(cell, Text)]
+        fixed = column.no_wrap or column.justify == "right"
+        total += (max(lengths, default=0) if fixed else 12) + sum(item.padding[1::2])
+    return total
 
 
 def _finding(console: Console, finding: Finding, look: Look) -> None:

@@ -31,8 +31,8 @@ def blocks(report: Report, look: Look) -> list[Block]:
         found.append(Block("proxy", (_proxy(result["proxy"]),)))
     if result.get("load"):
         found.append(Block("streams while long prompts arrive", (_load(result["load"]),)))
-    if result.get("four_hops"):
-        found.append(Block("four hops: render, prefill, decode, derender", (_hops(result["four_hops"]),)))
+    if hops := (result.get("four_hops") or {}).get("medians"):
+        found.append(Block("four hops: render, prefill, decode, derender (medians)", (_hops(hops),)))
     return found
 
 
@@ -150,12 +150,12 @@ def _load(rows: list[dict[str, Any]]) -> RenderableType:
 
 
 def _hops(rows: list[dict[str, Any]]) -> RenderableType:
-    table = _table("tokens", "render", "prefill", "first token", "decode", "derender", "TTFT", "total")
+    table = _table("tokens", "n", "render", "prefill", "first token", "decode", "derender", "TTFT", "total")
     for row in rows:
         tokens = row.get("prompt_tokens")
         hops = ("render", "prefill", "decode_first", "decode", "derender", "ttft", "total")
-        first = f"{tokens:,}" if tokens is not None else _UNKNOWN
-        table.add_row(first, *(_seconds(row.get(f"{hop}_seconds")) for hop in hops))
+        first = f"{tokens:,.0f}" if tokens is not None else _UNKNOWN
+        table.add_row(first, str(row["requests"]), *(_seconds(row.get(f"{hop}_seconds")) for hop in hops))
     return table
 
 
