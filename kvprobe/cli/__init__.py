@@ -23,6 +23,7 @@ COMMANDS = {
     "lint": "Will this prefill/decode pair start, match and stay correct? Reads launch files, runs nothing.",
     "estimate": "Transfer, TTFT tax and advice for a link that is not here: named, given or fitted.",
     "compare": "Did P/D beat colocated? Two results of `vllm bench serve`, or two rate sweeps.",
+    "connectors": "What each KV connector of this vLLM needs, and whether this machine has it.",
     "template": "Is bidirectional KV transfer safe with this chat template, and what does rendering cost?",
     "live": "What does the running deployment really add to TTFT? Asks the servers themselves.",
     "calibrate": "Fit the TTFT tax's assumed terms to live runs, for preflight and estimate.",

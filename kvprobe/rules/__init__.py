@@ -43,6 +43,7 @@ TOPICS = (
     "advice",
     "estimate",
     "template",
+    "connectors",
 )  # fmt: skip
 
 

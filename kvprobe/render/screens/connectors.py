@@ -1,0 +1,76 @@
+"""The screen of ``kvprobe connectors``: one line a connector, and Mooncake beside NIXL."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from kvprobe.render import Look
+from kvprobe.render.screens import Block
+from kvprobe.report import Report
+from kvprobe.units import format_rate, format_seconds
+
+_STATUS = {"ready": "ready", "not_ready": "NOT READY", "not_in_version": "not in this vLLM"}
+
+
+def blocks(report: Report, look: Look) -> list[Block]:
+    """``connectors`` and, when measured, ``the same plan over both libraries``."""
+    result = report.result
+    found = [
+        Block(title=f"connectors of vLLM {result['vllm_version']}", body=(_connectors(result["connectors"]),))
+    ]
+    transfer = result["transfer"]
+    if transfer["rows"]:
+        body: tuple[RenderableType, ...] = (
+            Text(f"{transfer['plan']}; {transfer['path']}", style="dim"),
+            _rows(transfer["rows"]),
+        )
+        found.append(Block(title="Mooncake beside NIXL", body=body))
+    outside = "; ".join(f"{name}: {why}" for name, why in result["out_of_scope"].items())
+    if look.verbose:
+        found.append(Block(title="out of scope", body=(Text(outside),)))
+    return found
+
+
+def _connectors(states: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+    for column in ("connector", "status", "P/D", "package", "what is missing"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("connector", "status"))
+    for state in states:
+        package = ", ".join(
+            f"{p['distribution']} {p['version']}" for p in state["packages"] if p["distribution"]
+        )
+        missing = "; ".join(p["text"] for p in state["problems"]) or ""
+        table.add_row(state["name"], _STATUS[state["status"]], "yes" if state["pd"] else "", package, missing)
+    return table
+
+
+def _rows(rows: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
+    for column in ("library", "op", "blocks", "descriptors", "sent as", "median", "p90", "first", "rate"):
+        table.add_column(
+            column,
+            justify="right"
+            if column in ("descriptors", "sent as", "median", "p90", "first", "rate")
+            else "left",
+        )
+    for row in rows:
+        table.add_row(
+            row["library"],
+            row["op"],
+            row["order"],
+            f"{row['descriptors']:,}",
+            "" if row["descriptors_sent"] is None else f"{row['descriptors_sent']:,}",
+            _time(row["seconds_median"]) + (f" of {row['samples']}" if row["samples"] else ""),
+            _time(row["seconds_p90"]),
+            _time(row["cold_seconds"]),
+            "" if row["bytes_per_second"] is None else format_rate(row["bytes_per_second"]),
+        )
+    return table
+
+
+def _time(seconds: float | None) -> str:
+    return "not measured" if seconds is None else format_seconds(seconds)
