@@ -112,7 +112,10 @@ def _title(console: Console, title: str) -> None:
 def _block(console: Console, block: Block) -> None:
     _title(console, block.title)
     for item in block.body:
-        console.print(item, width=max(console.width, _needed(item)))
+        before = console.width
+        console.width = max(before, _needed(item))
+        console.print(item)
+        console.width = before
 
 
 def _needed(item: RenderableType) -> int:

@@ -37,7 +37,7 @@ def _table(*columns: str) -> Table:
 
 
 def _series(rows: list[dict[str, Any]]) -> RenderableType:
-    table = _table("series", "bytes", "descriptors", "sent", "cold", "warm", "rate", "each", "n", "over")
+    table = _table("series", "bytes", "sent", "cold", "warm", "rate", "each", "n")
     for row in rows:
         seconds, cold = row.get("median_seconds"), row.get("cold_seconds") or []
         sent = (row.get("nixl_descriptors") or 0) * row["in_flight"] or row["descriptors"]
