@@ -97,7 +97,7 @@ def conclude(topology: Topology, prefill: str, decode: str, connector: str = "pu
 def _by_status(topology: Topology, told: Conclusion, letter: str, actor: str, peer: str) -> Conclusion:
     verb = "read" if letter == "r" else "write"
     status, meaning = told.status or "U", told.meaning or "a word that nvidia-smi's legend does not have"
-    who = f"{_role(told, actor)} {actor} may {{}}{verb} {_role(told, peer)} {peer}: topo -p2p {told.letter} says {status} ({meaning})"
+    who = f"{_role(told, actor)} {actor} may {{}}{verb} {_role(told, peer)} {peer}: {status}"
     if status == "OK":
         if {actor, peer} & set(topology.mig):
             split = " and ".join(sorted({actor, peer} & set(topology.mig)))
@@ -117,7 +117,7 @@ def _by_status(topology: Topology, told: Conclusion, letter: str, actor: str, pe
             advice = f"{told.link} is there, so the links are up and the permission is withheld: check nvidia-fabricmanager (NVSwitch), MIG and the container's device list. {advice}"
         if told.working_pairs:
             advice = f"Use a pair that works: {'; '.join(told.working_pairs[:4])}. {advice}"
-        return _with(told, "p2p_unavailable", "fail", who.format("not "), advice)
+        return _with(told, "p2p_unavailable", "fail", f"{who.format('not ')} ({meaning})", advice)
     return _with(told, "unknown", "warn", f"{told.cell} is {status} ({meaning}) in topo -p2p {told.letter}", "The driver does not know: measure a real copy with kvprobe preflight.")  # fmt: skip
 
 

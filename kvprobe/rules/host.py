@@ -31,16 +31,13 @@ def allocator(facts: HostView, policy: Policy) -> Iterable[Finding]:
     name = expandable_segments(facts.host.environment)
     if name is None or not facts.gpus:
         return
-    passes = (
-        "vLLM's own check looks at the older name only, so it starts"
-        if name == "PYTORCH_ALLOC_CONF"
-        else "vLLM refuses to start a KV connector with it"
-    )
+    older = name == "PYTORCH_CUDA_ALLOC_CONF"
     yield Finding(
         id="KVP130",
         name="expandable-segments",
         status=Status.WARN,
-        title=f"{name} switches expandable segments on: cuda_ipc is lost although P2P says OK ({passes})",
+        title=f"{name} has expandable segments on: cuda_ipc is silently lost",
+        notes=("vLLM refuses to start a KV connector with it." if older else "vLLM's own check looks at the older name only, so it starts.",),
         remedy=Remedy(text="Unset it for both engines.", commands=(f"unset {name}",)),
         links=("https://github.com/ai-dynamo/nixl/issues/1754",),
         evidence=_EVIDENCE,
@@ -57,7 +54,7 @@ def transports(facts: HostView, policy: Policy) -> Iterable[Finding]:
         id="KVP131",
         name="ucx-tls",
         status=Status.WARN,
-        title=f"UCX_TLS={value} excludes cuda_ipc: GPUs of one host fall to software emulation over tcp",
+        title=f"UCX_TLS={value} excludes cuda_ipc: GPU memory falls to emulation over tcp",
         remedy=Remedy(
             text="Unset UCX_TLS, or add cuda_ipc and cuda_copy to it.", commands=("unset UCX_TLS",)
         ),
