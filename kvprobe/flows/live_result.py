@@ -10,11 +10,13 @@ from kvprobe.evidence import AnyEvidence, Evidence, Origin
 from kvprobe.flows.live_session import Session
 from kvprobe.models.ladder import Rung, describe
 from kvprobe.models.paired import LengthResult
-from kvprobe.models.paired_facts import Failed, LiveFacts, Prediction
+from kvprobe.models.paired_facts import Failed, FourHops, LiveFacts, Prediction
+from kvprobe.models.statistics import median
 from kvprobe.probes.pd_endpoint import host_of
 from kvprobe.report import Report
 
 _JUDGED_TOKENS = 8192
+_HOPS = tuple(f for f in FourHops.__struct_fields__ if f.endswith("_seconds") or f == "prompt_tokens")
 
 
 def facts_of(session: Session, predicted: tuple[Prediction, ...], report: Report | None) -> LiveFacts:
@@ -90,7 +92,7 @@ def result(session: Session, facts: LiveFacts, report: Report | None) -> dict[st
         ],
         "proxy": msgspec.to_builtins(session.proxy),
         "load": msgspec.to_builtins(session.windows),
-        "four_hops": msgspec.to_builtins(session.hops),
+        "four_hops": {"requests": msgspec.to_builtins(session.hops), "medians": _hop_medians(session.hops)},
         "turns": msgspec.to_builtins(session.turns),
         "failed": msgspec.to_builtins(facts.failed),
     }
@@ -173,6 +175,19 @@ def evidence(session: Session) -> tuple[AnyEvidence, ...]:
             )
         )
     return tuple(found)
+
+
+def _hop_medians(hops: list[FourHops]) -> list[dict[str, Any]]:
+    """One row a length: medians of the requests that came through."""
+    rows = []
+    for words in sorted({h.words for h in hops}):
+        good = [h for h in hops if h.words == words and h.failure is None]
+        row: dict[str, Any] = {"words": words, "requests": len(good)}
+        for name in _HOPS:
+            known = [v for h in good if (v := getattr(h, name)) is not None]
+            row[name] = median(known) if known else None
+        rows.append(row)
+    return rows
 
 
 def _length(one: LengthResult) -> dict[str, Any]:

@@ -94,7 +94,9 @@ class Session:
 
     def identify(self) -> None:
         """Ask every server who it is; stop if one is missing, busy, or not the one that was meant."""
-        self.step(1, "asking the servers who they are")
+        pairs = len(self.prompt_tokens) * self.request.requests
+        most = format_seconds(self.request.max_seconds)
+        self.step(1, f"asking the servers who they are; then {pairs} pairs of requests, at most {most}")
         self.servers = tuple(ask_server(self.ends, role) for role in self.ends.urls)
         by_role = {s.role: s for s in self.servers}
         if missing := [

@@ -131,6 +131,9 @@ class TurnsResult(msgspec.Struct, frozen=True, kw_only=True):
 class FourHops(msgspec.Struct, frozen=True, kw_only=True):
     """One prompt through render, prefill, decode, derender; seconds; None: it did not come so far."""
 
+    words: int
+    """Random words that were asked for."""
+
     prompt_tokens: int | None = None
     """As the render server counted them."""
     render_seconds: float | None = None

@@ -21,6 +21,8 @@ from kvprobe.probes.pd_endpoint import Endpoints
 from kvprobe.system import System
 
 _GREETING_BYTES = 10
+_MAY_BE_BARE = ("proxy", "render")
+"""A router or a render server need not list models."""
 _GREETING_SECONDS = 2.0
 
 
@@ -28,6 +30,8 @@ def ask_server(ends: Endpoints, role: str) -> Server:
     """Version, models and metrics of one server; only ``/v1/models`` must answer."""
     listed = ends.get(role, "/v1/models")
     failure = explain(ends.name(role), listed)
+    if failure is not None and role in _MAY_BE_BARE and failure.code in ("not_found", "request_refused"):
+        return Server(role=role, url=ends.urls[role])
     if failure is not None:
         return Server(role=role, url=ends.urls[role], failure=failure)
     models = _rows(listed)

@@ -53,7 +53,7 @@ def four_hops(ends: Endpoints, seed: int, label: str, words: int, max_tokens: in
     headers = {"X-Request-Id": salt}
     ends.touch("render", "prefill", "decode")
     first = ends.post("render", "/v1/completions/render", _bytes(asked), f"{label} render", headers=headers)
-    seen = FourHops(render_seconds=first.seconds)
+    seen = FourHops(words=words, render_seconds=first.seconds)
     ids = _token_ids(first.body) if first.ok else None
     failure = explain(ends.name("render"), first) or (None if ids else _odd(ends, "render", "no token_ids"))
     if failure is not None or ids is None:

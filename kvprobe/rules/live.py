@@ -156,22 +156,23 @@ def side_channel(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
     where = f"{params.host}:{params.port}"
     if is_loopback(params.host):
         same = facts.prefill_host == facts.decode_host
-        local = same and is_loopback(facts.prefill_host)
-        if not local:
-            yield Finding(
-                id="KVP684",
-                name="side-channel",
-                status=Status.WARN if same else Status.FAIL,
-                title=f"Prefill tells decode to fetch from {where}, which is decode's own host"
-                + (": right only while both share one network namespace" if same else ""),
-                remedy=Remedy(
-                    text="Set VLLM_NIXL_SIDE_CHANNEL_HOST on prefill to an address that decode can reach.",
-                    commands=(f"VLLM_NIXL_SIDE_CHANNEL_HOST={facts.prefill_host} vllm serve ...",),
-                ),
-                links=(_PROTOCOL,),
-                where=where,
-                code="side_channel_host_loopback" if same else "side_channel_host_unroutable",
-            )
+        address = "ADDRESS" if is_loopback(facts.prefill_host) else facts.prefill_host
+        greets = seen is not None and seen.zmq
+        yield Finding(
+            id="KVP684",
+            name="side-channel",
+            status=Status.WARN if same else Status.FAIL,
+            title=f"Prefill tells decode to fetch from {where}, which only its own host can reach"
+            + (f": works while decode is there too{' (it greets as ZMQ)' if greets else ''}" if same else ""),
+            remedy=Remedy(
+                text="Set VLLM_NIXL_SIDE_CHANNEL_HOST on prefill to an address that decode can reach.",
+                commands=(f"VLLM_NIXL_SIDE_CHANNEL_HOST={address} vllm serve ...",),
+            ),
+            links=(_PROTOCOL,),
+            where=where,
+            code="side_channel_host_loopback" if same else "side_channel_host_unroutable",
+        )
+        if not same or greets:
             return
     if seen is None:
         return

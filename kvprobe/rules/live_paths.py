@@ -12,6 +12,8 @@ from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.units import format_seconds
 
+_SLOWER = 1.1
+"""Read-back is called slower from here on: three conversations a way cannot tell less."""
 _P99_GAPS = 100
 """A p99 of fewer gaps is the maximum of a few."""
 
@@ -52,8 +54,9 @@ def interference(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
             remedy=None
             if status is Status.PASS
             else Remedy(
-                text="P/D buys nothing here: the streams are not disturbed by prefill. Keep them together, or look "
-                "for what stalls decode (transfers posted inside its step: fewer descriptors)."
+                text="Look for what stalls decode: transfers posted inside its step (fewer descriptors help), or more "
+                "streams than it can carry."
+                + ("" if better else " Colocated does no worse here, so P/D buys nothing at this rate.")
             ),
             notes=(_longest(pd, colocated), *_goodput(pd, colocated)),
             where=f"{rate:g}/s",
@@ -115,7 +118,10 @@ def turns(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
         title = "Decode offers its KV, but prefill read none of it"
         text = "Prefill may hold the prefix itself, or the turn is below kv_recompute_threshold (64 tokens)."
     else:
-        status, code, text = Status.PASS, None, ""
+        one, other = seen.read_back_ttft, seen.plain_ttft
+        slower = one is not None and other is not None and one.median > other.median * _SLOWER
+        status, code = (Status.WARN, "bidirectional_slower") if slower else (Status.PASS, None)
+        text = "Raise kv_recompute_threshold, or leave bidirectional transfer off." if slower else ""
         last = seen.conversations[0].turns[-1].turn if seen.conversations[0].turns else 0
         title = f"Turn {last}: TTFT {_maybe(seen.read_back_ttft)} with read-back, {_maybe(seen.plain_ttft)} without"
     yield Finding(
