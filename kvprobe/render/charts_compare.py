@@ -23,10 +23,12 @@ def drawn(result: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
     if not result.get("comparable"):
         return []
     if result.get("points"):
+        left_out = "Loads at which a side cannot be compared are left out."
         return [
-            (f"{words} by request rate", "Loads at which a side cannot be compared are left out.", _by_load(result, key))
-            for words, key in (("ITL p99", "p99_itl_ms"), ("TTFT median", "median_ttft_ms"))
-        ] + [("Goodput by request rate", "Requests a second that keep all targets.", _goodput(result))]  # fmt: skip
+            ("ITL p99 by request rate", left_out, _by_load(result, "p99_itl_ms")),
+            ("TTFT median by request rate", left_out, _by_load(result, "median_ttft_ms")),
+            ("Goodput by request rate", "Requests a second that keep all targets.", _by_load(result, "goodput")),
+        ]  # fmt: skip
     return [
         ("TTFT, both sides", "Time to first token: the price of P/D.", _bars(result, "ttft")),
         ("Token gaps, both sides", "What P/D is for: no prefill stops decoding.", _bars(result, "itl")),
@@ -90,19 +92,36 @@ def _by_load(result: Mapping[str, Any], key: str) -> str | None:
         for p in rows(result.get("points"))
         if p.get("comparable") and (rate := number(p.get("request_rate"))) is not None
     ]
-    if len(points) < 2:
+    lines = {
+        name: [(rate, value) for rate, p in points if (value := _at_load(p, key, side)) is not None]
+        for name, side in _SIDES
+    }
+    if any(len(line) < 2 for line in lines.values()):
         return None
+    good = key == "goodput"
     chart = pygal.XY(
         **{**_COMMON, "height": 330, "dots_size": 4, "margin_bottom": 30},
         x_title="requests per second",
-        value_formatter=format_seconds,
+        value_formatter=(lambda v: f"{v:.3g}/s") if good else format_seconds,
         x_value_formatter=lambda v: f"{v:g}",
     )
     chart.x_labels = [rate for rate, _ in points]
-    top = 0.0
-    for name, side in _SIDES:
-        line = [(rate, value) for rate, p in points if (value := _metric(p, key, side)) is not None]
-        top = max([top, *(y for _, y in line)])
+    for name, line in lines.items():
         chart.add(name, line)
-    _time_axis(chart, top)
+    top = max(y for line in lines.values() for _, y in line)
+    if good:
+        # The rates themselves are the yardstick: at best every request is good.
+        ticks = [0.0, *(rate for rate, _ in points)]
+        chart.range = (0, max(top, ticks[-1]))
+        chart.y_labels = [{"label": f"{tick:g}/s" if tick else "0", "value": tick} for tick in ticks]
+    else:
+        _time_axis(chart, top)
     return _svg(chart, f"compare-{key}")
+
+
+def _at_load(point: Mapping[str, Any], key: str, side: str) -> float | None:
+    if key != "goodput":
+        return _metric(point, key, side)
+    goodput = point.get("goodput")
+    told = goodput.get(side) if isinstance(goodput, dict) else None
+    return number(told.get("requests_per_second")) if isinstance(told, dict) else None

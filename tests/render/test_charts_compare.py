@@ -17,7 +17,16 @@ BENCH = Path(__file__).parent.parent / "cases" / "bench"
 @pytest.fixture
 def result(capsys: pytest.CaptureFixture[str]) -> Any:
     def run(*paths: str) -> dict[str, Any]:
-        main(["compare", *(str(BENCH / p) for p in paths), "--format", "json", "--progress", "off"])
+        main(
+            [
+                "compare",
+                *(str(BENCH / p) if "/" in p else p for p in paths),
+                "--format",
+                "json",
+                "--progress",
+                "off",
+            ]
+        )
         found: dict[str, Any] = json.loads(capsys.readouterr().out)["result"]
         return found
 
@@ -38,7 +47,10 @@ def test_aggregates_give_bars_and_samples_give_curves(result: Any) -> None:
 
 def test_a_sweep_is_drawn_over_the_rate(result: Any) -> None:
     found = shown(result("S01-sweep/colocated", "S01-sweep/pd"))
+    # Without a target nobody knows what a good request is.
     assert list(found) == ["ITL p99 by request rate", "TTFT median by request rate"]
+    with_targets = shown(result("S01-sweep/colocated", "S01-sweep/pd", "--itl-slo", "50ms"))
+    assert "Goodput by request rate" in with_targets
 
 
 @pytest.mark.parametrize("case", ["B12-pd-all-failed-zeros", "B11-saturated", "B13-same-file-twice"])
