@@ -20,6 +20,7 @@ TOPICS = (
     "lint_behaviour",
     "lint_around",
     "topology",
+    "kv_size",
     "logs",
     "host",
     "compare",

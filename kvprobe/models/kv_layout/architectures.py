@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import difflib
 
-from kvprobe.models.kv_layout.families import FAMILIES, PLUGINS, REMOVED, TEXT_TYPES, WITHOUT_RULE, WRAPPERS
+from kvprobe.models.kv_layout.families import (
+    BACKEND_TYPES,
+    FAMILIES,
+    PLUGINS,
+    REMOVED,
+    TEXT_TYPES,
+    WITHOUT_RULE,
+    WRAPPERS,
+)
 from kvprobe.models.kv_layout.fields import Fields
 from kvprobe.models.kv_layout.full import Family
 from kvprobe.models.kv_layout.types import Refused
@@ -22,6 +30,14 @@ def family_of(fields: Fields) -> tuple[str, Family]:
     if name in WRAPPERS:
         inner = WRAPPERS[name] or _text_architecture(fields, name)
     if inner in FAMILIES:
+        wanted = BACKEND_TYPES.get(inner)
+        if wanted and fields.model_type not in ("", wanted):
+            raise Refused(
+                f"{fields.name}: vLLM runs {inner} through transformers, which does not know its model type "
+                f"{fields.model_type[:40]!r}.",
+                "unknown_model_type",
+                f"Use a checkpoint of the model type {wanted}.",
+            )
         return inner, FAMILIES[inner]
     raise _unknown(fields, inner)
 

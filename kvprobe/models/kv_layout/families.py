@@ -178,6 +178,17 @@ TEXT_TYPES = {
 }  # fmt: skip
 """Text config's model type -> its class, where a multimodal config names no architecture for its text part."""
 
+BACKEND_TYPES = {
+    "PhiForCausalLM": "phi", "GPTBigCodeForCausalLM": "gpt_bigcode", "GPTNeoXForCausalLM": "gpt_neox",
+    "OlmoForCausalLM": "olmo", "Olmo2ForCausalLM": "olmo2", "Olmo3ForCausalLM": "olmo3", "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3", "Starcoder2ForCausalLM": "starcoder2", "VaultGemmaForCausalLM": "vaultgemma",
+    "HunYuanDenseV1ForCausalLM": "hunyuan_v1_dense", "HunYuanMoEV1ForCausalLM": "hunyuan_v1_moe",
+    "GlmForCausalLM": "glm", "ArceeForCausalLM": "arcee", "CwmForCausalLM": "cwm", "FlexOlmoForCausalLM": "flex_olmo",
+    "Jais2ForCausalLM": "jais2", "Kolibri1ForCausalLM": "kolibri1", "MellumForCausalLM": "mellum",
+    "NanbeigeForCausalLM": "nanbeige",
+}  # fmt: skip
+"""Classes that vLLM 0.33 runs through transformers' own model -> the model type that transformers must know."""
+
 REMOVED = {
     "0.10": """MotifForCausalLM Phi4FlashForCausalLM MllamaForConditionalGeneration DonutForConditionalGeneration""",
     "0.9": "Phi3SmallForCausalLM",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -12,8 +11,9 @@ from kvprobe.errors import UsageError
 from kvprobe.models.kv_layout.architectures import family_of
 from kvprobe.models.kv_layout.blocks import arrange
 from kvprobe.models.kv_layout.context import LAYERS, Context
+from kvprobe.models.kv_layout.draft import with_mtp
 from kvprobe.models.kv_layout.dtypes import model_dtype, resolve_kv_dtype
-from kvprobe.models.kv_layout.fields import Fields
+from kvprobe.models.kv_layout.fields import MAX_LAYERS, Fields
 from kvprobe.models.kv_layout.types import (
     Assumption,
     Bytes,
@@ -65,6 +65,8 @@ def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayou
     groups = [g for g in family(context) if g.layers]
     if not groups:
         raise context.refuse("no layer of this config keeps a cache.", "bad_value", "Check config.json.")
+    if options.mtp:
+        groups = with_mtp(context, groups)
     groups.sort(key=lambda g: g.layers[0])
     stages = _stages(context, groups)
     _check_dcp(context, groups)
@@ -77,6 +79,7 @@ def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayou
         architecture=architecture,
         model_dtype=dtype,
         kv_cache_dtype=context.kv_dtype_label or context.kv_dtype,
+        kv_dtype_from=context.kv_dtype_from,
         options=options,
         block_size_tokens=block_size,
         bytes_per_token=_bytes(context, stages, fullest, lambda g: not g.state_bytes_per_layer),
@@ -86,7 +89,7 @@ def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayou
         cache_groups=cache_groups,
         transfer=transfer,
         assumptions=(*_assumed(context), *context.assumptions),
-        keys={g.kind: g.keys for g in groups},
+        keys=_keys(context, groups),
         used=fields.used,
         max_tokens=_max_tokens(fields),
         recomputed_tokens=1 if has_states else 0,
@@ -107,6 +110,7 @@ def _stages(context: Context, groups: list[LayerGroup]) -> list[list[LayerGroup]
     for i in range(2, count % pp + 2):
         sizes[-i] += 1
     stages, start = [], 0
+    sizes[-1] += MAX_LAYERS  # draft layers follow the model's last stage
     for size in sizes:
         kept = []
         for group in groups:
@@ -148,7 +152,12 @@ def _sum(context: Context, groups: Sequence[LayerGroup]) -> int:
     return sum(g.count * g.bytes_per_token_per_layer for g in groups)
 
 
-def _bytes(context: Context, stages: list[list[LayerGroup]], fullest: list[LayerGroup], wanted: Any) -> Bytes:
+def _bytes(
+    context: Context,
+    stages: list[list[LayerGroup]],
+    fullest: list[LayerGroup],
+    wanted: Callable[[LayerGroup], bool],
+) -> Bytes:
     dcp = context.options.dcp
 
     def size(stage: list[LayerGroup]) -> int | float:
@@ -158,6 +167,20 @@ def _bytes(context: Context, stages: list[list[LayerGroup]], fullest: list[Layer
         return total // dcp if total % dcp == 0 else total / dcp
 
     return Bytes(per_rank=size(fullest), all_ranks=context.tp * sum(size(s) for s in stages))
+
+
+def _keys(context: Context, groups: Sequence[LayerGroup]) -> dict[str, tuple[str, ...]]:
+    def of(wanted: Callable[[LayerGroup], bool]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(key for g in groups if wanted(g) for key in g.keys))
+
+    dtype = [key for key in context.fields.used if key.endswith("dtype") or "quant" in key]
+    found = {
+        "bytes_per_token": of(lambda g: not g.state_bytes_per_layer),
+        "growth_bytes_per_token": of(lambda g: g.grows),
+        "state_bytes_per_sequence": of(lambda g: g.state_bytes_per_layer > 0),
+        "kv_cache_dtype": tuple(dtype),
+    }
+    return {name: keys for name, keys in found.items() if keys}
 
 
 def _assumed(context: Context) -> list[Assumption]:

@@ -45,8 +45,8 @@ class LayoutOptions(msgspec.Struct, frozen=True, kw_only=True):
     """``sm90`` ...; None: Hopper, shown as an assumption."""
     connector: str = "nixl"
     prefix_caching: bool = True
-    draft_layers: int = 0
-    """Layers of a draft or MTP head that vLLM adds with speculative decoding on."""
+    mtp: bool = False
+    """Speculative decoding with the checkpoint's own multi-token-prediction layers, which have caches too."""
 
 
 class Bytes(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +158,8 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     architecture: str
     model_dtype: str
     kv_cache_dtype: str
+    kv_dtype_from: str
+    """``option``, ``model dtype``, or the key of the checkpoint that asked for it."""
     options: LayoutOptions
     block_size_tokens: int
     bytes_per_token: Bytes
@@ -170,7 +172,7 @@ class KvLayout(msgspec.Struct, frozen=True, kw_only=True):
     transfer: Transfer
     assumptions: tuple[Assumption, ...] = ()
     keys: dict[str, tuple[str, ...]] = {}
-    """Number -> config keys it came from."""
+    """Number of the result -> config keys it came from."""
     used: dict[str, Any] = {}
     """Config key -> value, of all keys that were looked at and present."""
     max_tokens: int | None = None

@@ -80,20 +80,13 @@ def qwen_moe_gate(context: Context, layers: int) -> list[str]:
 
 
 def exaone(context: Context, layers: int) -> list[str]:
-    """A number n (every n-th is full) or a pattern of letters such as LLLG (G is full); the last layer is full."""
+    """Every n-th layer is full. Without ``layer_types`` transformers computes it, and fails on what is no number."""
     pattern = context.fields.raw("sliding_window_pattern")
-    if window_of(context) is None:
+    if window_of(context) is None or isinstance(pattern, str):
         raise context.refuse(
-            "transformers' class cannot compute layer_types without a sliding_window, so vLLM does not start.",
+            "transformers cannot compute the absent layer_types of this config, so vLLM does not start.",
             "missing_key",
             "Write layer_types into config.json.",
-        )
-    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-        found = [FULL if pattern[i % len(pattern)] == "G" else SLIDING for i in range(layers)]
-        return [*found[:-1], FULL]
-    if isinstance(pattern, str):
-        raise context.refuse(
-            f"sliding_window_pattern {pattern[:40]!r} is not of L and G.", "unknown_layer_type"
         )
     return every(4, "sliding_window_pattern")(context, layers)
 
