@@ -119,13 +119,17 @@ def fit_constants(
             origin=Origin.READ,
         )
     errors = tuple(
-        s.transfer_seconds
-        + constants.beside_transfer(s.prompt_tokens)
-        + each * s.staged_bytes
-        - s.tax_seconds
+        round(
+            _predict(s, constants, each) - s.tax_seconds, 9
+        )  # below a nanosecond is arithmetic, not an error
         for s in samples
     )
     return Fitted(constants=constants, staging=staging, errors=errors, hop_fixed=fixed)
+
+
+def _predict(sample: Sample, constants: Constants, seconds_per_byte: float) -> float:
+    beside = constants.beside_transfer(sample.prompt_tokens)
+    return sample.transfer_seconds + beside + seconds_per_byte * sample.staged_bytes
 
 
 def fit_terms(
