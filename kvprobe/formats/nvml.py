@@ -118,7 +118,7 @@ def read_nvml(raw: dict[str, Any], environ: dict[str, str]) -> GpuFacts:
     """Facts from the answer of :mod:`kvprobe.workers.nvml`. Raises FormatError if it is not one."""
     try:
         return _read(raw, environ)
-    except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
+    except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
         raise FormatError(f"The NVML worker's answer is damaged: {type(error).__name__} {error}.") from error
 
 

@@ -173,21 +173,29 @@ def nvlinks_up(facts: TopologyFacts, policy: Policy) -> Iterable[Finding]:
 
 
 def hidden_gpus(facts: TopologyFacts, policy: Policy) -> Iterable[Finding]:
-    """KVP107: CUDA_VISIBLE_DEVICES hides neither GPU of the pair, and its numbers are nvidia-smi's."""
-    if facts.gpus is None or facts.gpus.cuda_visible_devices is None:
+    """KVP107: CUDA sees both GPUs of the pair, and under nvidia-smi's numbers."""
+    if facts.gpus is None:
         return
     sides = _sides(facts)
     hidden = [f"GPU{g.index}" for g in sides if g.cuda_index is None]
     renamed = [g.label for g in sides if g.cuda_index not in (None, g.index)]
-    if not hidden and not renamed:
+    if hidden:
+        title = f"CUDA_VISIBLE_DEVICES={facts.gpus.cuda_visible_devices} hides {' and '.join(hidden)}"
+    elif renamed:
+        title = f"CUDA_VISIBLE_DEVICES={facts.gpus.cuda_visible_devices} renumbers: {', '.join(renamed)}"
+    elif not facts.gpus.cuda_order_certain:
+        title = "GPU models differ and CUDA_DEVICE_ORDER is not set: CUDA may number them otherwise"
+    else:
         return
-    what = f"hides {' and '.join(hidden)}" if hidden else f"renumbers: {', '.join(renamed)}"
     yield Finding(
         id="KVP107",
         name="cuda-visible-devices",
         status=Status.WARN,
-        title=f"CUDA_VISIBLE_DEVICES={facts.gpus.cuda_visible_devices} {what}",
-        remedy=Remedy(text="topo uses nvidia-smi's numbers, vLLM and kvprobe preflight use CUDA's."),
+        title=title,
+        remedy=Remedy(
+            text="topo uses nvidia-smi's numbers, vLLM and kvprobe preflight use CUDA's; this makes them count alike.",
+            commands=("export CUDA_DEVICE_ORDER=PCI_BUS_ID",),
+        ),
         evidence=facts.evidence,
     )
 
