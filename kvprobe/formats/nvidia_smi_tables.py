@@ -33,6 +33,8 @@ class Table(msgspec.Struct, kw_only=True):
     numa: dict[str, str | None] = {}
     missing: tuple[str, ...] = ()
     """Rows and cells that the header promises and the text does not hold."""
+    header_cut: bool = False
+    """The text ends in the header, or a margin cut it: GPUs may be missing from it."""
 
     @property
     def gpus(self) -> tuple[str, ...]:
@@ -224,4 +226,5 @@ def _finish(table: _Open) -> Table:
         cpu_affinity=table.cpu,
         numa=table.numa,
         missing=tuple(missing),
+        header_cut=not table.rows or any(not _DEVICE.fullmatch(c) for c in table.columns),
     )

@@ -144,12 +144,19 @@ def _error(topology: Topology, base: Conclusion) -> Conclusion:
 
 def _no_pair(topology: Topology, base: Conclusion) -> Conclusion | None:
     gpus = topology.gpus
+    absent = [g for g in (base.prefill, base.decode) if g not in gpus]
+    if absent and topology.header_cut:
+        reason = (
+            f"the table is truncated in its header: whether {' and '.join(absent)} is there cannot be told"
+        )
+        return _with(
+            base, "unknown", "warn", reason, "Save the whole table.", (_ASK.format(letter=base.letter),)
+        )
     if len(gpus) == 1:
         split = f", split by MIG: {topology.names.get(gpus[0], gpus[0])}" if topology.mig else ""
         reason = f"there is only one GPU here ({gpus[0]}{split}), no pair to judge"
         advice = "Both roles on one GPU need no P2P; if decode is on another host, check the way over the NICs instead."
         return _with(base, "not_applicable", "info", reason, advice)
-    absent = [g for g in (base.prefill, base.decode) if g not in gpus]
     if gpus and absent:
         reason = f"{' and '.join(absent)} {'is' if len(absent) == 1 else 'are'} not here; there are {', '.join(gpus)}"
         return _with(

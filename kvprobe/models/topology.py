@@ -41,6 +41,8 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     errors_alone: bool = False
     """At least one file holds an error and nothing else."""
     foreign: Foreign | None = None
+    header_cut: bool = False
+    """A table's header is incomplete, so a GPU that is not in it may be there all the same."""
     warnings: tuple[str, ...] = ()
     recognised: bool = True
 
@@ -121,6 +123,7 @@ def from_texts(texts: Sequence[SmiText]) -> Topology:
         foreign=next((text.foreign for text in texts if text.foreign), None),
         warnings=tuple(merged.warnings)
         + tuple(f"{t.source}: {w}" for t in texts if not t.foreign for w in t.warnings),
+        header_cut=any(table.header_cut for text in texts for table in text.tables),
         recognised=any(not text.empty for text in texts),
     )
 

@@ -62,6 +62,12 @@ def test_a_truncated_table_is_unknown_and_says_so() -> None:
     assert told.verdict == "unknown" and "truncated" in told.reason
 
 
+@pytest.mark.parametrize("text", ["\tGPU0\tGPU1\tGP", "      GPU0  GP\nGPU0   X    O\n"])
+def test_a_header_that_was_cut_hides_no_gpu(text: str) -> None:
+    told = conclude(topology(("r", text, "r")), "GPU0", "GPU5")
+    assert told.verdict == "unknown" and "truncated" in told.reason
+
+
 def test_files_that_contradict_are_unknown_a_later_table_of_a_session_counts() -> None:
     two = topology(("a", table("OK", "OK"), "r"), ("b", table("NS", "NS"), "r"))
     told = conclude(two, "GPU0", "GPU1")
