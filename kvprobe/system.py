@@ -32,6 +32,7 @@ T = TypeVar("T")
 INPUTS = "inputs.jsonl"
 REQUEST = "request.json"
 _FILE_LIMIT_BYTES = 64 * 1024 * 1024
+_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -280,6 +281,7 @@ class Redactor:
         return value
 
     def _text(self, text: str) -> str:
+        text = hide_passwords(text)
         text = self._host.sub("node-a", text)
         text = self._home.sub("/home/user", text)
         text = self._UUID.sub(lambda m: self._number(m[0], "00000000-0000-4000-8000-{:012d}"), text)
@@ -296,6 +298,11 @@ class Redactor:
         if text not in self._seen:
             self._seen[text] = form.format(sum(1 for v in self._seen.values() if v[:4] == form[:4]) + 1)
         return self._seen[text]
+
+
+def hide_passwords(text: str) -> str:
+    """``http://user:secret@host`` -> ``http://***@host``, wherever a URL stands in the text."""
+    return _USERINFO.sub(r"\1***@", text)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
