@@ -116,9 +116,7 @@ def ladder(lengths: list[LengthResult], report: Report | None) -> list[dict[str,
         bytes=round(moved.bytes) if moved and moved.bytes else None,
         seconds=moved.xfer_seconds if moved else None,
         statistic="mean",
-        note=f"decode's own counters, {moved.transfers} transfers"
-        if moved
-        else "decode's /metrics show no transfer",
+        note=f"decode /metrics, n={moved.transfers}" if moved else "no transfer in decode /metrics",
     )
     user = Rung(
         number=6,
@@ -127,7 +125,7 @@ def ladder(lengths: list[LengthResult], report: Report | None) -> list[dict[str,
         seconds=one.tax.median,
         statistic="median",
         samples=one.taxes,
-        note="TTFT through P/D minus colocated, paired",
+        note="paired TTFT difference",
     )
     below: list[dict[str, Any]] = []
     if report is not None and one.prompt_tokens == _JUDGED_TOKENS:

@@ -65,7 +65,7 @@ def ttft_tax(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
             expected=expected,
             remedy=None if status in (Status.PASS, Status.SKIP) else _advice(one),
             notes=tuple(notes),
-            where=f"{one.prompt_tokens:,} tokens",
+            where=None if status is Status.SKIP else f"{one.prompt_tokens:,} tokens",
             evidence=("pairs",),
             code=None if status in (Status.PASS, Status.SKIP) else "ttft_slo_missed",
         )
@@ -185,7 +185,9 @@ def prediction(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
             title=f"{one.prompt_tokens:,} tokens: predicted {format_seconds(one.predicted_seconds)}, "
             f"measured {format_seconds(one.measured_seconds)}{ratio}",
             measured=Quantity(value=one.error_seconds, unit="s", note="predicted minus measured"),
-            expected=Expected(
+            expected=None
+            if status is Status.SKIP
+            else Expected(
                 source="15 % of the measured tax, at least 10 ms", max=one.tolerance_seconds, unit="s"
             ),
             remedy=None
@@ -198,7 +200,7 @@ def prediction(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
                 ),
             ),
             notes=(one.source,),
-            where=f"{one.prompt_tokens:,} tokens",
+            where=None if status is Status.SKIP else f"{one.prompt_tokens:,} tokens",
             code="prediction_off" if status is Status.WARN else None,
         )
 

@@ -18,15 +18,19 @@ _UNKNOWN = "not measured"
 
 
 def blocks(report: Report, look: Look) -> list[Block]:
-    result = report.result
+    result, narrow = report.result, look.width < 100
     found = [Block("servers", tuple(_servers(result)))]
     if result.get("lengths"):
         title = f"TTFT, medians of pairs: P/D against {result.get('baseline')}"
-        found.append(Block(title, (_lengths(result["lengths"], narrow=look.width < 100), *_notes(result))))
+        found.append(
+            Block(title, (_lengths(result["lengths"], narrow=narrow), *_notes(result, narrow=narrow)))
+        )
     if result.get("ladder"):
         found.append(Block(_ladder_title(result), (ladder_table(result["ladder"]),)))
-    if result.get("predictions"):
-        found.append(Block("prediction against truth", (_predictions(result["predictions"]),)))
+    if rows := result.get("predictions"):
+        asked = rows[0].get("asked")
+        title = "prediction against truth" if asked else "this run's transfer plus the assumed terms"
+        found.append(Block(title, (_predictions(rows, asked=bool(asked)),)))
     if result.get("proxy"):
         found.append(Block("proxy", (_proxy(result["proxy"]),)))
     if result.get("load"):
@@ -80,9 +84,13 @@ def _lengths(rows: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
     return table
 
 
-def _notes(result: dict[str, Any]) -> list[RenderableType]:
+def _notes(result: dict[str, Any], *, narrow: bool) -> list[RenderableType]:
     cold = (result.get("first_contact") or {}).get("decode_first_seconds")
-    lines = ["prefill: its call; decode: its call to the first token; transfer: decode's own counters (mean)"]
+    lines = []
+    if not narrow:
+        lines.append(
+            "prefill: its call; decode: its call to the first token; transfer: decode's counters (mean)"
+        )
     lines += [f"first contact: {_seconds(cold)} from decode call to first token, not in the medians"]
     moved = [(r["prompt_tokens"], r["transfer"]) for r in result["lengths"] if r.get("transfer")]
     for tokens, one in moved[-1:]:
@@ -102,8 +110,9 @@ def _ladder_title(result: dict[str, Any]) -> str:
     return f"ladder{f': {format_bytes(size)}' if size else ''}"
 
 
-def _predictions(rows: list[dict[str, Any]]) -> RenderableType:
-    table = _table("tokens", "predicted", "measured", "error", "transfer predicted", "measured")
+def _predictions(rows: list[dict[str, Any]], *, asked: bool) -> RenderableType:
+    transfer = ("transfer predicted", "measured") if asked else ("transfer",)
+    table = _table("tokens", "predicted", "measured", "error", *transfer)
     for row in rows:
         ratio = row.get("error_ratio")
         table.add_row(
@@ -111,7 +120,7 @@ def _predictions(rows: list[dict[str, Any]]) -> RenderableType:
             _seconds(row["predicted_seconds"]),
             _seconds(row["measured_seconds"]),
             f"{ratio * 100:+.1f} %" if ratio is not None else _UNKNOWN,
-            _seconds(row.get("predicted_transfer_seconds")),
+            *((_seconds(row.get("predicted_transfer_seconds")),) if asked else ()),
             _seconds(row.get("measured_transfer_seconds")),
         )
     return table
