@@ -62,7 +62,7 @@ def test_a_truncated_table_is_unknown_and_says_so() -> None:
     assert told.verdict == "unknown" and "truncated" in told.reason
 
 
-@pytest.mark.parametrize("text", ["\tGPU0\tGPU1\tGP", "      GPU0  GP\nGPU0   X    O\n"])
+@pytest.mark.parametrize("text", ["\tGPU0\tGPU1\tGP", "      GPU0  GPU1  GP\nGPU0   X    OK   N\n"])
 def test_a_header_that_was_cut_hides_no_gpu(text: str) -> None:
     told = conclude(topology(("r", text, "r")), "GPU0", "GPU5")
     assert told.verdict == "unknown" and "truncated" in told.reason
