@@ -14,13 +14,13 @@ from kvprobe.formats.kv_transfer_config import KvConfig, parse_config
 from kvprobe.formats.kv_transfer_config_connectors import nearest_connector
 from kvprobe.formats.serve_command_surface import NEWEST, Version, parse_version, show_version
 from kvprobe.models import mooncake as plans
+from kvprobe.models.connector_composition import composition_problems, with_composition
 from kvprobe.models.connector_facts import ConnectorFacts, result_of
 from kvprobe.models.connector_needs import NEEDS, OUT_OF_SCOPE
 from kvprobe.models.connectors import (
     ConnectorState,
     Machine,
     assess,
-    composition_problems,
     default_version,
     needed_modules,
 )
@@ -64,14 +64,14 @@ def run(door: Door, params: dict[str, Any]) -> Draft:
     version, source = _version(request.vllm_version, versions.get("vllm"))
     machine = look.machine(door.system)
     states = _states(door, request, config, asked, version, versions, machine)
+    composition = composition_problems(config) if config and config.connector == "MultiConnector" else []
+    states = tuple(with_composition(s, composition) if s.name == "MultiConnector" else s for s in states)
     facts = ConnectorFacts(
         vllm=show_version(version),
         vllm_source=source,
         states=states,
         asked=asked,
-        composition=tuple(composition_problems(config))
-        if config and config.connector == "MultiConnector"
-        else (),
+        composition=tuple(composition),
         multi=bool(config and config.connector == "MultiConnector"),
         plan=f"{request.prompt_tokens:,} tokens of {request.model or plans.DEFAULT_PLAN}",
         mooncake_over_tcp=_over_tcp(config, machine),
@@ -187,15 +187,26 @@ def _measure(
     events = _reporter(door)
     seconds = request.budget / 2
     write = plans.steps(request.prompt_tokens, groups, "WRITE", request.samples, seconds)
+    allow = request.measure == "on"
     door.progress.step("Mooncake WRITE over TCP loopback: does its queue take a request?")
     trial = [msgspec.structs.replace(s, samples=1, min_samples=1) for s in write if s.order == "shuffled"]
     default = mooncake.measure(
-        door.system, trial, budget_seconds=request.budget, on_event=events, evidence_id="mooncake-default"
+        door.system,
+        trial,
+        budget_seconds=request.budget,
+        allow_open=allow,
+        on_event=events,
+        evidence_id="mooncake-default",
     )
     limit = LIMIT_MAX if default.facts.refused_batch is not None else None
     door.progress.step("Mooncake WRITE over TCP loopback")
     best = mooncake.measure(
-        door.system, write, budget_seconds=request.budget, queue_limit=limit, on_event=events
+        door.system,
+        write,
+        budget_seconds=request.budget,
+        queue_limit=limit,
+        allow_open=allow,
+        on_event=events,
     )
     evidence: list[AnyEvidence] = [default, best]
     beside = _nixl(door, request, groups, events, seconds)
@@ -235,7 +246,7 @@ def _nixl(
 ) -> Evidence[TransferFacts] | None:
     door.progress.step("NIXL READ over TCP loopback")
     read = plans.steps(request.prompt_tokens, groups, "READ", request.samples, seconds)
-    setup = Setup(memory="dram", env={"UCX_TLS": "tcp"})
+    setup = Setup(memory="dram", env={"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"})
     return transfer.measure(
         door.system, setup, read, budget_seconds=request.budget, on_event=events, evidence_id="nixl-beside"
     )

@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from kvprobe.formats.kv_transfer_config import KvConfig
-from kvprobe.formats.kv_transfer_config_connectors import CONNECTORS, NIXL
+from kvprobe.formats.kv_transfer_config_connectors import CONNECTORS
 from kvprobe.formats.serve_command_surface import Version, parse_version, show_version
 from kvprobe.models.connector_needs import LIBRARY_REMEDIES, NEEDS, Need, Package
 
@@ -155,7 +154,9 @@ def _version_problem(text: str) -> Problem:
 def _package_problems(package: Package, state: PackageState, version: Version) -> list[Problem]:
     names = " or ".join(dict.fromkeys(m.split(".")[0] for m in package.modules))
     if state.loaded is None:
-        return [Problem(kind="package", text=f"{names} is not installed", fix=f"{package.install}.")]
+        return [
+            Problem(kind="package", text=f"{names} is not installed", fix=f"Install it: {package.install}.")
+        ]
     found: list[Problem] = []
     if state.loaded.error:
         missing = state.loaded.missing_libraries
@@ -167,7 +168,7 @@ def _package_problems(package: Package, state: PackageState, version: Version) -
             Problem(
                 kind="library",
                 text=f"{what} {state.version or ''} does not load: {state.loaded.error}".replace("  ", " "),
-                fix="; ".join(fixes) + "." if fixes else f"Reinstall it: {package.install}.",
+                fix="Needed " + "; ".join(fixes) + "." if fixes else f"Reinstall it: {package.install}.",
             )
         )
     for since, lowest in package.minimum:
@@ -176,7 +177,11 @@ def _package_problems(package: Package, state: PackageState, version: Version) -
         if version >= since and have and wanted and have < wanted:
             text = f"{state.distribution} {state.version} is older than {lowest}, which vLLM {show_version(since)} asks for"
             found.append(
-                Problem(kind="package", text=text, fix=f"pip install -U '{state.distribution}>={lowest}'.")
+                Problem(
+                    kind="package",
+                    text=text,
+                    fix=f"Upgrade it: pip install -U '{state.distribution}>={lowest}'.",
+                )
             )
     return found
 
@@ -259,61 +264,6 @@ def _memory_problems(need: Need, machine: Machine, extra: dict[str, Any]) -> lis
         return []
     text = f"asks for {wanted / 2**30:,.1f} GiB of host memory; {machine.memory_available_bytes / 2**30:,.1f} GiB are available"
     return [Problem(kind="device", text=text, fix="Ask for less, or give the container more.")]
-
-
-def composition_problems(config: KvConfig) -> list[Problem]:
-    """What is wrong with a MultiConnector (``multi_connector.py`` of vLLM 0.33); not fatal: what it costs."""
-    children = config.children
-    if not children:
-        text = "MultiConnector has no list kv_connector_extra_config.connectors"
-        return [_option(text, 'Set {"connectors": [...]}.')]
-    names = [c.connector for c in children]
-    found = [
-        _option(f"child {name or '(without kv_connector)'} is no connector of vLLM")
-        for name in names
-        if name not in CONNECTORS
-    ]
-    if any("engine_id" in c.raw for c in children):
-        found.append(
-            _option(
-                "a child has an engine_id: vLLM fails with a TypeError", "Set it at the outer level only."
-            )
-        )
-    found += [
-        _option(f"child {c.connector} has no kv_role", "Each child needs its own kv_role.")
-        for c in children
-        if not c.role
-    ]
-    nixl = [n for n in names if n in NIXL]
-    if len(nixl) > 1:
-        found.append(
-            _option(f"{len(nixl)} NIXL children: only one can hand out handshake metadata", "Keep one.")
-        )
-    if names.count("HiSparseConnector") > 1:
-        found.append(_option("more than one HiSparseConnector: only one is possible", "Keep one."))
-    pools = [c.connector for c in children if c.extra.get("custom_mem_pool")]
-    if len(pools) > 1:
-        found.append(
-            _option(f"{' and '.join(pools)} each ask for a memory pool: only one is possible", "Keep one.")
-        )
-    handing = list(dict.fromkeys(n for n in names if n in CONNECTORS and CONNECTORS[n].pd and n not in NIXL))
-    handing += ["NIXL"] if nixl else []
-    if len(handing) > 1:
-        text = f"{' and '.join(handing)} both hand out kv_transfer_params: equal keys end in a RuntimeError (Key clash)"
-        found.append(_option(text, "Keep one connector for P/D."))
-    bare = list(dict.fromkeys(n for n in names if n in CONNECTORS and not CONNECTORS[n].hma))
-    if bare:
-        text = f"{', '.join(bare)} cannot work with the hybrid KV cache manager, so it is off for the whole instance"
-        fix = "Pass --disable-hybrid-kv-cache-manager on both sides: it is part of the compatibility hash."
-        found.append(_option(text, fix, fatal=False))
-    if len(names) > 1:
-        text = f"loads come from the first child with a match ({' before '.join(names)}); saves go to all"
-        found.append(_option(text, fatal=False))
-    return found
-
-
-def _option(text: str, fix: str = "", *, fatal: bool = True) -> Problem:
-    return Problem(kind="option", text=text, fix=fix, fatal=fatal)
 
 
 def default_version(installed: str | None) -> Version | None:

@@ -25,6 +25,8 @@ class MooncakeFacts(msgspec.Struct, frozen=True, kw_only=True):
     register_seconds: float | None = None
     queue_limit: int | None = None
     """The limit that kvprobe set; None: Mooncake's own."""
+    isolated: bool | None = None
+    """It ran in a network namespace of its own; False: its ports were open while it ran."""
     refused_batch: int | None = None
     """Pieces in a batch that Mooncake refused."""
     skipped: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Moves a descriptor plan through Mooncake's TCP transport between two child processes on loopback."""
+"""Moves a descriptor plan through Mooncake's TCP transport between two processes on loopback."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvprobe.system import System
 _SILENCE_SECONDS = 6.0
 _SETUP_SECONDS = 60.0
 _LOG_TAIL = 2000
-_ENV = {"MC_TCP_BIND_ADDRESS": "127.0.0.1", "GLOG_minloglevel": "1"}
+_ENV = {"GLOG_minloglevel": "1"}
 
 
 def measure(
@@ -24,12 +24,14 @@ def measure(
     *,
     budget_seconds: float,
     queue_limit: int | None = None,
+    allow_open: bool = False,
     transfer_timeout_seconds: float = 30.0,
     on_event: Callable[[Event], None] = lambda event: None,
     evidence_id: str = "mooncake",
 ) -> Evidence[MooncakeFacts]:
     """Measure the steps; a failure is a fact (``failure``), not an exception.
 
+    ``allow_open``: measure even where Mooncake cannot be shut into a network namespace of its own.
     ``queue_limit``: sets Mooncake's limit of queued transfers per peer; None leaves what the environment says.
     """
     shapes, sets = region_sets(steps)
@@ -51,18 +53,14 @@ def measure(
     env: dict[str, str | None] = dict(_ENV)
     if queue_limit is not None:
         env[LIMIT_VARIABLE] = str(queue_limit)
-    jobs = [
-        WorkerJob(
-            name=role,
-            module="kvprobe.workers.mooncake",
-            args={**common, "role": role, **({"steps": told} if role == "prefill" else {})},
-            env=env,
-            links=("peer",),
-        )
-        for role in ("prefill", "decode")
-    ]
+    job = WorkerJob(
+        name="mooncake",
+        module="kvprobe.workers.mooncake",
+        args={**common, "steps": told, "allow_open": allow_open},
+        env=env,
+    )
     outcomes = system.run_workers(
-        jobs,
+        [job],
         deadline_seconds=budget_seconds + transfer_timeout_seconds + _SETUP_SECONDS,
         silence_seconds=_SILENCE_SECONDS,
         on_event=lambda _, event: on_event(event),
@@ -73,7 +71,7 @@ def measure(
         id=evidence_id,
         kind="mooncake_transfer",
         origin=Origin.MEASURED,
-        source="Mooncake workers, DRAM to DRAM over TCP on 127.0.0.1",
+        source="Mooncake worker, DRAM to DRAM over TCP on 127.0.0.1",
         at=system.now().isoformat(timespec="seconds"),
         versions={"mooncake": facts.version} if facts.version else {},
         facts=facts,
@@ -94,6 +92,7 @@ def read_outcomes(
         engine_seconds=max((float(e["engine_seconds"]) for e in setups), default=None),
         register_seconds=max((float(e["register_seconds"]) for e in setups), default=None),
         queue_limit=queue_limit,
+        isolated=bool(setups[0]["isolated"]) if setups else None,
         refused_batch=int(refused["batch"]) if refused else None,
         skipped=tuple(str(e["step"]) for e in events if e["event"] == "skipped"),
         failure=failed.error if failed else None,

@@ -85,7 +85,7 @@ def substitutes(facts: ConnectorFacts, policy: Policy) -> Iterable[Finding]:
 
 def composition(facts: ConnectorFacts, policy: Policy) -> Iterable[Finding]:
     """KVP707: the connector's options, and a MultiConnector's children, fit together."""
-    yield from _problems(facts, "KVP707", "connector-options", ("option",))
+    yield from _problems(facts, "KVP707", "connector-options", ("option",), without="MultiConnector")
     state = facts.state("MultiConnector")
     if state is None or not facts.multi:
         return
@@ -189,9 +189,11 @@ def one_is_ready(facts: ConnectorFacts, policy: Policy) -> Iterable[Finding]:
     )
 
 
-def _problems(facts: ConnectorFacts, id: str, name: str, kinds: tuple[str, ...]) -> Iterable[Finding]:
+def _problems(
+    facts: ConnectorFacts, id: str, name: str, kinds: tuple[str, ...], without: str = ""
+) -> Iterable[Finding]:
     """A finding for each such problem of a connector that has to be ready."""
-    for state in (s for s in facts.states if s.asked):
+    for state in (s for s in facts.states if s.asked and s.name != without):
         for problem in (p for p in state.problems if p.kind in kinds):
             yield _finding(state, problem, id, name, Status.FAIL if problem.fatal else Status.WARN)
 
@@ -202,9 +204,7 @@ def _finding(state: ConnectorState, problem: Problem, id: str, name: str, status
         name=name,
         status=status,
         title=f"{state.name}: {problem.text}",
-        remedy=Remedy(text=problem.fix[:1].upper() + problem.fix[1:])
-        if problem.fix and status is not Status.PASS
-        else None,
+        remedy=Remedy(text=problem.fix) if problem.fix and status is not Status.PASS else None,
         evidence=("connectors",),
         code=f"connector_{problem.kind}",
     )

@@ -2,20 +2,34 @@
 
 The same job as the NIXL worker's (regions, shapes, steps), over Mooncake's TCP transport on loopback. vLLM joins
 neighbouring blocks first and then hands one batch a request to ``batch_transfer_sync_write``; so does this.
+
+Mooncake 0.3.13 listens on every address whatever it is told, and asks nobody who may write. So this process takes
+a network namespace of its own, with nothing but loopback in it, before anything else; prefill is this process,
+decode its child.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
 import random
+import signal
+import socket
+import subprocess
+import sys
 import time
 from importlib import metadata
 from typing import Any
 
-from kvprobe.workers.base import Link, Worker, WorkerFailure, main
+from kvprobe.workers.base import Link, PeerGone, Worker, WorkerFailure, main
+from kvprobe.workers.isolation import isolate
 from kvprobe.workers.memory import DramMemory
 from kvprobe.workers.nixl_shape import Ids, Shape
 
 _PEER_SECONDS = 60.0
+_PR_SET_PDEATHSIG = 1
+_STANDBY = "standby"
 DISTRIBUTIONS = (
     "mooncake-transfer-engine", "mooncake-transfer-engine-cuda13", "mooncake-transfer-engine-non-cuda",
     "mooncake-transfer-engine-efa", "mooncake-transfer-engine-efa-cuda13",
@@ -25,8 +39,7 @@ DISTRIBUTIONS = (
 class Engine:
     """Memory registered with a Mooncake engine that listens on loopback."""
 
-    def __init__(self, worker: Worker) -> None:
-        args = worker.args
+    def __init__(self, args: dict[str, Any]) -> None:
         try:
             from mooncake.engine import TransferEngine
         except ImportError as error:
@@ -56,14 +69,15 @@ class Engine:
                 "Mooncake refused to register the memory.", "Look at the limit of locked memory (ulimit -l)."
             )
         self.session = f"127.0.0.1:{self.engine.get_rpc_port()}"
-        worker.emit(
-            "setup",
-            role=args["role"],
-            mooncake_version=version(),
-            engine_seconds=made - started,
-            register_seconds=time.perf_counter() - made,
+        self.facts = {
+            "mooncake_version": version(),
+            "engine_seconds": made - started,
+            "register_seconds": time.perf_counter() - made,
             **self.memory.facts(),
-        )
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {"session": self.session, "addresses": self.memory.addresses(), "facts": self.facts}
 
 
 def version() -> str:
@@ -77,16 +91,53 @@ def version() -> str:
 
 
 def run(worker: Worker) -> dict[str, Any]:
-    side = Engine(worker)
-    link = worker.links["peer"]
-    link.send({"session": side.session, "addresses": side.memory.addresses()})
-    peer = link.receive(_PEER_SECONDS)
-    if worker.args["role"] == "prefill":
+    """Prefill's side; starts decode's and ends with it."""
+    if not worker.args["isolated"] and not worker.args["allow_open"]:
+        raise WorkerFailure(
+            "Mooncake would listen on every address of this host: this process may not have a network of its own.",
+            "--measure on measures nevertheless, with Mooncake's ports open while it runs.",
+        )
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "kvprobe.workers.mooncake", _STANDBY, str(theirs.fileno())]
+    child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    theirs.close()
+    link = Link(ours)
+    try:
+        link.send(worker.args)
+        side = Engine(worker.args)
+        peer = _receive(link)
+        for role, facts in (("prefill", side.facts), ("decode", peer["facts"])):
+            worker.emit("setup", role=role, isolated=worker.args["isolated"], **facts)
         return _prefill(worker, side, link, peer)
-    return _decode(side, link)
+    finally:
+        child.kill()
 
 
-def _decode(side: Engine, link: Link) -> dict[str, Any]:
+def standby(fd: int) -> None:
+    """The child: decode's memory and engine, until prefill closes the link."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    link = Link(socket.socket(fileno=fd))
+    with contextlib.suppress(PeerGone):
+        args = link.receive(_PEER_SECONDS)
+        try:
+            side = Engine(args)
+            link.send(side.describe())
+            _decode(side, link)
+        except PeerGone:
+            raise
+        except WorkerFailure as failure:
+            link.send({"failure": failure.reason, "remedy": failure.remedy})
+    os._exit(0)
+
+
+def _receive(link: Link) -> dict[str, Any]:
+    message = link.receive(_PEER_SECONDS)
+    if "failure" in message:
+        raise WorkerFailure(message["failure"], message["remedy"])
+    return message
+
+
+def _decode(side: Engine, link: Link) -> None:
     """Stand by: Mooncake's own threads take the writes; clear and compare when asked."""
     while True:
         message = link.receive(_PEER_SECONDS)
@@ -104,7 +155,7 @@ def _decode(side: Engine, link: Link) -> dict[str, Any]:
             link.send({"bad_words": bad})
         else:
             link.send({"closed": True})
-            return {"role": "decode"}
+            return
 
 
 def _prefill(worker: Worker, side: Engine, link: Link, peer: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +170,7 @@ def _prefill(worker: Worker, side: Engine, link: Link, peer: dict[str, Any]) -> 
         shape = side.shapes[step["shape"]]
         mine, theirs = _choose(shape, step, chooser, 3), _choose(shape, step, chooser, 7)
         link.send({"clear": True})
-        link.receive(_PEER_SECONDS)
+        _receive(link)
         _samples(
             worker,
             side,
@@ -129,14 +180,14 @@ def _prefill(worker: Worker, side: Engine, link: Link, peer: dict[str, Any]) -> 
             ends_at,
         )
         link.send({"verify": True, "shape": step["shape"], "mine": theirs, "theirs": mine})
-        bad = int(link.receive(_PEER_SECONDS)["bad_words"])
+        bad = int(_receive(link)["bad_words"])
         worker.emit("verified", step=step["id"], bad_words=bad)
         if bad:
             raise WorkerFailure(f"Mooncake's WRITE {step['id']} left {bad:,} wrong words at the decode side.")
         done += 1
     link.send({"close": True})
-    link.receive(_PEER_SECONDS)
-    return {"role": "prefill", "steps_done": done}
+    _receive(link)
+    return {"steps_done": done}
 
 
 def _choose(shape: Shape, step: dict[str, Any], chooser: random.Random, offset: int) -> Ids:
@@ -207,5 +258,18 @@ def _samples(
             break
 
 
+def entry() -> None:
+    """Take the namespace while this process still has one thread, then work as every worker does."""
+    if sys.argv[1:2] == [_STANDBY]:
+        standby(int(sys.argv[2]))
+    alone = isolate()
+
+    def work(worker: Worker) -> dict[str, Any]:
+        worker.args["isolated"] = alone
+        return run(worker)
+
+    main(work)
+
+
 if __name__ == "__main__":
-    main(run)
+    entry()
