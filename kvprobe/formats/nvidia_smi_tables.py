@@ -188,6 +188,11 @@ def _columns(header: str) -> tuple[tuple[str, ...], list[str]]:
     return tuple(text.split()), affinity
 
 
+def _fits(kind: str, word: str) -> bool:
+    """A word that the cut of a paste left, or a column that slid, is no word of this kind of table."""
+    return word in P2P_WORDS if kind == "p2p" else bool(_LINK.fullmatch(word))
+
+
 def _finish(table: _Open) -> Table:
     words = [v for row, cells in table.rows.items() for c, v in cells.items() if c != row]
     p2p, link = sum(w in P2P_WORDS for w in words), sum(bool(_LINK.fullmatch(w)) for w in words)
@@ -202,14 +207,11 @@ def _finish(table: _Open) -> Table:
         kind = "none"
     if not table.rows and len(table.columns) < 2:
         kind = "none"
-    vocabulary = {"m": lambda w: bool(_LINK.fullmatch(w)), "p2p": lambda w: w in P2P_WORDS}.get(
-        kind, lambda w: True
-    )
     cells = {
         f"{row}>{column}": word
         for row, found in table.rows.items()
         for column, word in found.items()
-        if row != column and _is_device(column) and vocabulary(word)
+        if row != column and _is_device(column) and _fits(kind, word)
     }
     devices = [c for c in dict.fromkeys((*table.columns, *table.rows)) if _is_device(c)]
     missing = [f"{a}>{b}" for a in devices for b in devices if a != b and f"{a}>{b}" not in cells]
