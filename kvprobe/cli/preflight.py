@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from kvprobe.cli.case_options import case_options
 from kvprobe.cli.common import Common, common_options, execute
 from kvprobe.cli.types import DURATION, SIZE
 from kvprobe.flows.preflight import preflight
@@ -38,6 +39,15 @@ from kvprobe.flows.preflight import preflight
 @click.option("--ucx/--no-ucx", default=True, show_default=True, help="Measure rung 2, raw UCX, as well.")
 @click.option("--diagnose", type=click.Choice(["auto", "off"]), default="auto", show_default=True, help="auto: when the transfer is far from the raw copy, find out why by experiment.")  # fmt: skip
 @click.option("--diagnose-budget", type=DURATION, default="90s", show_default=True, help="Time for these experiments.")  # fmt: skip
+@click.option(
+    "--decode-log", metavar="FILE", help="The decode engine's log: rung 5 from its KV Transfer metrics."
+)
+@click.option("--prefill-url", metavar="URL", help="Running prefill server: rungs 5 and 6,")
+@click.option("--decode-url", metavar="URL", help="together with the decode server")
+@click.option(
+    "--colocated-url", metavar="URL", help="and, if there is one, a colocated server to compare with."
+)
+@case_options
 @common_options
 def command(ctx: click.Context, common: Common, **params: Any) -> None:
     """Will P/D pay on this hardware for this model? Measures the ladder and judges it.

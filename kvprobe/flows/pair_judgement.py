@@ -13,6 +13,7 @@ from kvprobe.flows import Door, Draft
 from kvprobe.flows.diagnose import describe, diagnose
 from kvprobe.flows.ladder import Plan
 from kvprobe.formats.nvml import Gpu, GpuFacts
+from kvprobe.models.host import HostFacts
 from kvprobe.models.p2p import conclude
 from kvprobe.models.prompt_steps import JUDGED_TOKENS
 from kvprobe.models.topology import from_nvml
@@ -20,12 +21,19 @@ from kvprobe.policy import Policy
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.diagnosis import RULES as DIAGNOSIS_RULES
 from kvprobe.rules.diagnosis import DiagnosisFacts
+from kvprobe.rules.host import RULES as HOST_RULES
+from kvprobe.rules.host import HostView
 from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.rules.topology import RULES as TOPOLOGY_RULES
 from kvprobe.rules.topology import TopologyFacts
 
 _FAR = 4.0
 """NIXL in order takes 1.4 times a raw copy on a healthy pair (samples/scenarios); four times is another transport."""
+
+
+def judge_host(policy: Policy, facts: HostFacts) -> list[Finding]:
+    """What the host's settings say about the transports, before anything is measured."""
+    return run_rules(HOST_RULES, HostView(host=facts), policy)
 
 
 def judge_topology(

@@ -1,4 +1,4 @@
-"""What preflight's ``result`` says of the model, a pair and the tax. Bytes and seconds."""
+"""What preflight's ``result`` says of the model and of a pair. Bytes and seconds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import Any
 
 import msgspec
 
-from kvprobe.evidence import Origin
 from kvprobe.flows.ladder import Plan
 from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.ladder import describe, largest_loss
 from kvprobe.models.transfer import TransferFacts
-from kvprobe.models.ttft import tax
 from kvprobe.rules.ladder_facts import LadderFacts
 
 
@@ -75,49 +73,3 @@ def fits(run: TransferFacts) -> dict[str, Any]:
                 "range_descriptors": list(fitted.range_descriptors),
             }
     return found
-
-
-def tax_rows(
-    vllm_version: str | None, kv_buffer_device: str, plan: Plan, facts: LadderFacts
-) -> list[dict[str, Any]]:
-    """The TTFT tax at 512, 2k, 8k, 32k and the asked prompt lengths; measured transfer where there is one."""
-    run = facts.transfer
-    if run is None or not run.series:
-        return []
-    fitted = run.fit(plan.operation)
-    rows = []
-    for tokens, planned in sorted(plan.select(2**62).plans.items()):
-        series = run.find(plan.operation, "shuffled", tokens)
-        if series is not None and series.median_seconds is not None:
-            seconds, origin, source = (
-                series.median_seconds,
-                Origin.MEASURED,
-                f"rung 4, median of {len(series.seconds)}",
-            )
-        elif fitted is not None:
-            seconds = fitted.predict(planned.descriptors, planned.bytes)
-            inside = fitted.covers(planned.descriptors, planned.bytes)
-            origin = Origin.MEASURED if inside else Origin.ASSUMED
-            source = "cost fit of this run" + ("" if inside else ", extrapolated beyond the measured range")
-        else:
-            continue
-        estimate = tax(
-            tokens,
-            seconds,
-            vllm_version=vllm_version,
-            bytes=planned.bytes,
-            kv_buffer_device=kv_buffer_device,
-            transfer_origin=origin,
-            transfer_source=source,
-        )
-        rows.append(
-            {
-                **msgspec.to_builtins(estimate),
-                "bytes": planned.bytes,
-                "descriptors": planned.descriptors,
-                "transfer_seconds": seconds,
-                "transfer_origin": origin.value,
-                "transfer_source": source,
-            }
-        )
-    return rows
