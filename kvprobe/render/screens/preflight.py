@@ -27,12 +27,16 @@ def blocks(report: Report, look: Look) -> list[Block]:
     if result.get("tax"):
         found.append(
             Block(
-                "TTFT tax (added to every first token)",
+                f"TTFT tax{_path(result)} (added to every first token)",
                 (_tax(result["tax"]), *_tax_notes(result["tax"])),
                 below=True,
             )
         )
     return found
+
+
+def _path(result: dict[str, Any]) -> str:
+    return " through host memory, not a GPU figure" if result.get("memory") == "dram" else ""
 
 
 def _model(report: Report) -> tuple[RenderableType, ...]:
