@@ -11,13 +11,16 @@ _ADDRESS = re.compile(r"^(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F:]*:[0-9a-fA-F:]+)
 _HOST = re.compile(r"^\s*([A-Za-z][\w.-]*)\s*(?:\(\s*([^)]*)\s*\))?\s*$")
 
 
-def looks_like_env(text: str) -> bool:
-    """Only assignments, blank lines and comments, and at least one assignment."""
+def looks_like_env(text: str, name: str = "") -> bool:
+    """Only assignments, blank lines and comments, and at least one assignment.
+
+    A launch written on one line begins with assignments too, so a value with a bare blank counts in ``*.env`` only.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    # A launch written on one line may begin with assignments too: `A=1 vllm serve ...`.
-    return bool(lines) and all(
-        _LINE.match(line) and not re.search(r"\svllm\s|\s--\w", line) for line in lines
-    )
+    values = [match[2].strip() for line in lines if (match := _LINE.match(line))]
+    if not lines or len(values) < len(lines):
+        return False
+    return name.endswith(".env") or not any(re.search(r"\s", v) and v[0] not in "'\"" for v in values)
 
 
 def read_env_file(text: str, file: str) -> dict[str, Setting]:

@@ -39,7 +39,7 @@ def read_launch(files: Mapping[str, str], outside: Callable[[str], str | None] =
         if looks_like_hosts(text):
             hosts += read_hosts(text)
             continue
-        if looks_like_env(text):
+        if looks_like_env(text, name):
             env_files[name] = read_env_file(text, name)
             continue
         script = Script(file=name, resolve=resolve)

@@ -62,6 +62,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     box: Box | None = None
     repeats: bool = False
     """Inside a loop whose items are not known."""
+    background: bool = False
+    """Ends with ``&``: the next command of the script starts beside it."""
     raw: str = ""
     """The command as written, to look for quotes that the shell removed."""
 

@@ -59,6 +59,7 @@ class Script:
     box: Box | None = None
     name: str = ""
     repeats: bool = False
+    background: bool = False
     depth: int = 0
 
     def where(self, line: int) -> str:
@@ -155,7 +156,8 @@ def walk(tokens: list[Token], script: Script) -> None:
                 case_hint, at = statement[0].plain, at + 1
                 continue
             hints = tuple(h for h in (case_hint, comment) if h)
-            run_statement(statement, script, hints)
+            beside = at < len(tokens) and tokens[at].text == "&"
+            run_statement(statement, replace(script, background=True) if beside else script, hints)
             if len(script.commands) > _COMMAND_LIMIT:
                 raise FormatError(f"{script.file} starts more than {_COMMAND_LIMIT:,} programs.")
             if statement:

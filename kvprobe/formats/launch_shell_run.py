@@ -68,6 +68,7 @@ def run_statement(statement: list[Token], script: Script, hints: tuple[str, ...]
         hints=(*hints, *targets, *script.hints),
         box=script.box,
         repeats=script.repeats,
+        background=script.background,
         raw=raw,
     )
     found(command, script, stdin)

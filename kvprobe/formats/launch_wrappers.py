@@ -143,5 +143,6 @@ def _inner(command: Command, script: Script) -> Script:
         box=command.box,
         name=command.name,
         repeats=command.repeats,
+        background=command.background,
         depth=script.depth + 1,
     )

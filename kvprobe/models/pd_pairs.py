@@ -249,7 +249,8 @@ def one_machine(a: Instance, b: Instance, local: bool = False) -> bool | None:
     if left and right and left.kind == right.kind == "compose" and a.command.file == b.command.file:
         return True
     if a.command.file and a.command.file == b.command.file and left is None and right is None:
-        return True
+        # In one script, but not beside each other: two paragraphs of instructions, or two hosts' commands.
+        return True if a.command.background or local else None
     if a.command.file == b.command.file and left and right and left.kind == right.kind == "docker":
         return True
     return True if local or (all(theirs) and theirs[0] == theirs[1]) or _complementary(a, b) else None

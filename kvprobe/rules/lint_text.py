@@ -29,13 +29,15 @@ def understood(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
     sides = {role: [i for i in facts.instances if i.role == role] for role in ("prefill", "decode", None)}
     counted = ", ".join(f"{len(found)} {role or 'without a role'}" for role, found in sides.items() if found)
     yield say("KVP501", "launch-understood", "ok", f"{len(facts.instances)} vLLM instances read: {counted}")
-    for instance in sides[None]:
-        yield say(
+    yield from merged(
+        say(
             "KVP501", "launch-understood", "info",
             "nothing tells whether this instance is prefill or decode, so it is not compared with the others",
             code="role_unknown", where=instance.where,
             fix="Set kv_role, or pass it as --prefill or --decode.",
-        )  # fmt: skip
+        )
+        for instance in sides[None]
+    )  # fmt: skip
     for first, second in facts.variants:
         yield say(
             "KVP501", "launch-understood", "info",
