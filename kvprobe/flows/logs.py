@@ -7,7 +7,6 @@ from typing import Any
 from kvprobe.errors import UsageError
 from kvprobe.evidence import Evidence, Origin
 from kvprobe.flows import Door, Draft
-from kvprobe.flows.logs_metrics import read_metrics
 from kvprobe.formats.log_scan import Needles
 from kvprobe.models.log_facts import LogFacts
 from kvprobe.models.log_meaning import assessment, compare_with_fit, meaning
@@ -29,6 +28,8 @@ def logs(door: Door, params: dict[str, Any]) -> Draft:
     if files and urls:
         raise UsageError("Give log files or --metrics-url, not both.")
     if urls:
+        from kvprobe.flows.logs_metrics import read_metrics
+
         return read_metrics(
             door, urls, params["interval"], stored_result(door, params["report"]), params["report"]
         )

@@ -122,12 +122,17 @@ def seconds_of(timestamp: str | None) -> float | None:
     match = _STAMP.match(timestamp or "")
     if not match:
         return None
-    year, month, day, hour, minute, second = (int(x) if x else 0 for x in match.groups())
+    year, month, day, hour, minute, second = match.groups()
+    days = _days(year, month, day)
+    return None if days is None else days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + int(second)
+
+
+@functools.lru_cache(maxsize=1024)
+def _days(year: str | None, month: str, day: str) -> int | None:
     try:
-        days = datetime.date(year or 2024, month, day).toordinal()
+        return datetime.date(int(year or 2024), int(month), int(day)).toordinal() - _EPOCH
     except ValueError:
         return None
-    return float((days - _EPOCH) * 86400 + hour * 3600 + minute * 60 + second)
 
 
 def elapsed(first: str | None, last: str | None) -> float | None:

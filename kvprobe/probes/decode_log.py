@@ -20,6 +20,7 @@ STDIN = "-"
 _POLL_SECONDS = 0.25
 _TICK_BLOCKS = 64
 _NUL_SHARE = 0.02
+_WARM_BYTES = 8 * 1024 * 1024
 
 
 class Follow:
@@ -72,6 +73,9 @@ class LogRead:
         yield {"lines": self.lines, "bytes": self.bytes, "note": self.note}
 
     def _scan(self) -> Iterator[Hit]:
+        # glibc raises its mmap and trim thresholds when a large block is freed; without it every block of the log
+        # is mapped and unmapped again, which costs as much as the search (mallopt(3), M_MMAP_THRESHOLD).
+        bytes(_WARM_BYTES)
         scanner = Scanner(self._needles)
         with contextlib.closing(self._plain_blocks()) as blocks:
             for block in blocks:
@@ -240,7 +244,8 @@ def _decompressed(stream: _Blocks, opener: Opener, read: LogRead) -> Iterator[by
     some = False
     while True:
         try:
-            block = file.read(BLOCK_BYTES)
+            # read1 hands out what is there; read would lose the last piece in front of a cut.
+            block = file.read1(BLOCK_BYTES)
         except ProbeError:
             raise
         except Exception as error:  # noqa: BLE001  each library has errors of its own (zlib, lzma, zstd, EOFError, OSError)

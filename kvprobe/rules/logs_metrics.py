@@ -47,7 +47,7 @@ def cache_config_differs(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
             id="KVP408",
             name="cache-config-differs",
             status=Status.PASS,
-            title="prefill and decode expose the same block size, KV cache dtype and layout",
+            title="prefill and decode differ in no exposed block size, KV cache dtype or layout",
             evidence=(facts.evidence,),
         )
     for d in differences:
