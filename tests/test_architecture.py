@@ -89,7 +89,7 @@ def test_heavy_modules_live_in_workers(path: Path) -> None:
 def test_help_loads_no_heavy_module() -> None:
     code = (
         "import sys; from kvprobe.cli import main; main(['--help']); "
-        "bad = {'torch','nixl','nixl_cu12','transformers','pydantic','numpy','httpx','jinja2','rich.console'} & set(sys.modules); "
+        "bad = {'torch','nixl','nixl_cu12','transformers','pydantic','numpy','httpx','jinja2','rich.console','msgspec'} & set(sys.modules); "
         "sys.exit(repr(bad) if bad else 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

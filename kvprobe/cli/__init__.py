@@ -7,11 +7,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
 from kvprobe import __version__
 from kvprobe.errors import ExitCode, KvprobeError, UsageError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "preflight": "Measure and judge: does P/D pay on this hardware for this model?",
@@ -61,6 +65,15 @@ class LazyGroup(click.Group):
         command: click.Command = module.command
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and help lines as they stand here: Click would import every command for them."""
+        from click.shell_completion import CompletionItem
+
+        found = [
+            CompletionItem(name, help=text) for name, text in COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -103,9 +116,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("kvprobe: interrupted.", err=True)
         return ExitCode.INTERRUPTED
-    except (BrokenPipeError, SystemExit):
-        # The reader of our stdout (head, grep -q) has gone: nobody is left to tell. Click turns that into exit
-        # code 1, which would be NO-GO.
+    except SystemExit as end:
+        # Click's own: 0 after shell completion; 1 when the reader of our stdout (head) has gone, which would be NO-GO.
+        return ExitCode.UNKNOWN if end.code else ExitCode.GO
+    except BrokenPipeError:
+        # The reader of our stdout (head, grep -q) has gone: nobody is left to tell.
         sys.stdout = None
         return ExitCode.UNKNOWN
     except Exception as error:  # noqa: BLE001  a crash is "unknown", never "no-go"

@@ -18,7 +18,6 @@ from click.core import ParameterSource
 from kvprobe.cli import options, output, settings
 from kvprobe.cli.keeping import kept, with_baseline
 from kvprobe.cli.options import Common, common_options
-from kvprobe.cli.progress import TerminalProgress
 from kvprobe.errors import KvprobeError, UsageError
 from kvprobe.finding import ExitCode, Finding, Verdict, VerdictStatus, judge
 from kvprobe.flows import Door, Draft
@@ -90,6 +89,9 @@ def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Fl
     Whatever goes wrong becomes a report too, so that no older GO is left standing in a file or the
     store: exit 2 for a UsageError, else UNKNOWN.
     """
+    # `last`, which a monitor calls every minute, prints no progress and need not load rich for it.
+    from kvprobe.cli.progress import TerminalProgress
+
     command = ctx.info_name or ""
     policy = Policy(name="none", source="not loaded")
     system: System = System()
