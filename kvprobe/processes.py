@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,7 +41,9 @@ class WorkerJob(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str | None] = {}
     """Changes to the inherited environment; None removes a variable."""
     links: tuple[str, ...] = ()
-    """Names of socket pairs; two jobs that name the same link can talk to each other."""
+    """Names of socket pairs; two jobs that name the same link can talk to each other.
+
+    A name among the ``sockets`` of :func:`run_workers` is that socket instead: its other end is elsewhere."""
 
 
 class WorkerOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,17 +108,23 @@ def run_workers(
     silence_seconds: float | None = None,
     on_event: Callable[[str, Event], None] = lambda name, event: None,
     python: str = sys.executable,
+    sockets: Mapping[str, socket.socket] | None = None,
 ) -> list[WorkerOutcome]:
     """Run the jobs side by side until all have ended; never longer than the deadline.
 
     ``silence_seconds``: a child that reports nothing (not even ``alive``) for so long counts as hung.
     The first failure ends the group: the others get two seconds to notice. Ctrl-C kills the children and is
     returned as outcomes of kind ``interrupted``, so that what was measured can still be shown.
+    ``sockets``: connected ones, by the name of the link that one job gets them as; they are closed here.
     """
     with tempfile.TemporaryDirectory(prefix="kvprobe-") as scratch, contextlib.ExitStack() as stack:
         children: list[_Child] = []
+        for end in (sockets or {}).values():
+            stack.callback(end.close)
+            # A timeout set on it would live on in the child as a non-blocking descriptor.
+            end.setblocking(True)
         try:
-            _start(jobs, children, scratch, python, stack)
+            _start(jobs, children, scratch, python, stack, sockets or {})
             _watch(children, time.monotonic() + deadline_seconds, silence_seconds, on_event)
         except KeyboardInterrupt:
             for child in children:
@@ -128,10 +136,15 @@ def run_workers(
 
 
 def _start(
-    jobs: Sequence[WorkerJob], children: list[_Child], scratch: str, python: str, stack: contextlib.ExitStack
+    jobs: Sequence[WorkerJob],
+    children: list[_Child],
+    scratch: str,
+    python: str,
+    stack: contextlib.ExitStack,
+    sockets: Mapping[str, socket.socket],
 ) -> None:
-    links: dict[str, list[socket.socket]] = {}
-    for name in sorted({link for job in jobs for link in job.links}):
+    links: dict[str, list[socket.socket]] = {name: [end] for name, end in sockets.items()}
+    for name in sorted({link for job in jobs for link in job.links} - links.keys()):
         links[name] = list(socket.socketpair())
         for end in links[name]:
             stack.callback(end.close)

@@ -17,7 +17,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -148,6 +148,7 @@ class System:
         silence_seconds: float | None = None,
         on_event: Callable[[str, Event], None] = lambda name, event: None,
         key: Any = None,
+        sockets: Mapping[str, socket.socket] | None = None,
     ) -> list[WorkerOutcome]:
         """See :func:`kvprobe.processes.run_workers`.
 
@@ -162,6 +163,7 @@ class System:
                     deadline_seconds=deadline_seconds,
                     silence_seconds=silence_seconds,
                     on_event=on_event,
+                    sockets=sockets,
                 )
             )
 

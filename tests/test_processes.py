@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -108,6 +109,22 @@ def test_siblings_talk_and_a_dead_one_ends_the_group(worker: str) -> None:
     pair = [job(worker, "crash", "a", links=("peer",)), job(worker, "listen", "b", links=("peer",))]
     a, b = run_workers(pair, deadline_seconds=20)
     assert (a.error_kind, b.error_kind) == ("died", "peer")
+
+
+def test_a_connected_socket_is_a_link_and_leaves_with_the_worker(worker: str) -> None:
+    ours, theirs = socket.socketpair()
+    theirs.settimeout(0.1)
+    message = b'{"from": "elsewhere"}'
+    ours.sendall(len(message).to_bytes(4, "big") + message)
+    (outcome,) = run_workers(
+        [job(worker, "talk", links=("peer",))], deadline_seconds=20, sockets={"peer": theirs}
+    )
+    assert outcome.result == {"from": "elsewhere"}
+    ours.settimeout(5)
+    assert b'"from"' in ours.recv(100)
+    # The worker has ended and this process keeps no copy: the other end sees it at once.
+    assert ours.recv(1) == b"" and theirs.fileno() == -1
+    ours.close()
 
 
 def test_workers_die_with_a_killed_parent(worker: str) -> None:

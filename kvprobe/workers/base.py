@@ -20,6 +20,7 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _ALIVE_SECONDS = 1.0
+_MESSAGE_LIMIT_BYTES = 256 * 1024 * 1024
 
 
 class WorkerFailure(Exception):
@@ -43,18 +44,25 @@ class Link:
 
     def send(self, message: dict[str, Any]) -> None:
         data = json.dumps(message).encode()
-        self.sock.sendall(struct.pack("!I", len(data)) + data)
+        try:
+            self.sock.sendall(struct.pack("!I", len(data)) + data)
+        except (ConnectionError, TimeoutError):
+            raise PeerGone("The peer process closed the connection.") from None
 
     def receive(self, timeout_seconds: float) -> dict[str, Any]:
         """The next message. Raises PeerGone when the peer is gone or silent."""
         self.sock.settimeout(timeout_seconds)
         try:
             (length,) = struct.unpack("!I", self._exactly(4))
+            if length > _MESSAGE_LIMIT_BYTES:
+                raise WorkerFailure(f"The peer announced a message of {length:,} bytes.")
             message: dict[str, Any] = json.loads(self._exactly(length))
         except TimeoutError:
             raise PeerGone(f"The peer process did not answer within {timeout_seconds:.0f} s.") from None
         except ConnectionError:
             raise PeerGone("The peer process closed the connection.") from None
+        except ValueError:
+            raise WorkerFailure("The peer sent something that is not a message.") from None
         return message
 
     def _exactly(self, count: int) -> bytes:
