@@ -111,6 +111,7 @@ def _draft(
         ),
         others=tuple(reader.others),
         damaged=reader.damaged_count,
+        silent_zeros=reader.silent_zeros,
         read_notes=tuple(f"{r.path}: {r.note}" for r in reads if r.note),
         doctor=reader.with_doctor,
         roles=tuple(sorted({s.role for s in reader.streams.values() if s.role})),

@@ -53,6 +53,8 @@ class LogFacts(msgspec.Struct, frozen=True, kw_only=True):
     others: tuple[str, ...] = ()
     """Connectors that print without moving KV between instances."""
     damaged: int = 0
+    silent_zeros: int = 0
+    """Intervals of zeros whose counters this vLLM does not print."""
     read_notes: tuple[str, ...] = ()
     doctor: bool = True
     roles: tuple[str, ...] = ()

@@ -43,6 +43,8 @@ class LogReader:
         self.damaged: list[dict[str, Any]] = []
         self.damaged_count = 0
         self.interval_count = 0
+        self.silent_zeros = 0
+        """Intervals of zeros without counters: vLLM 0.15 to 0.30 prints them only when something failed or expired."""
         self._head_of: dict[bytes, Head] = {}
         self._keep = max(2, keep_intervals)
         self._first: list[Interval] = []
@@ -103,6 +105,8 @@ class LogReader:
         for interval in line.intervals:
             stream.transfers += interval.num_successful_transfers
             stream.failures += interval.failures
+            if not interval.num_successful_transfers and interval.num_failed_transfers is None:
+                self.silent_zeros += 1
             self._keep_one(interval)
             self.timeline.add(interval)
             key = (file, stream.source, engine, interval.connector)

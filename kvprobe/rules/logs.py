@@ -18,6 +18,7 @@ from kvprobe.rules.logs_doctor import (
     transfer_failed,
     transport_failed,
 )
+from kvprobe.rules.logs_lines import lines_whole, zeros_told
 from kvprobe.rules.logs_metrics import cache_config_differs, decode_recomputes
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
@@ -46,7 +47,7 @@ def transfers_seen(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
             notes=notes,
         )
         return
-    if total.intervals or facts.failures or facts.notes:
+    if total.intervals or facts.failures:
         failed = total.failures
         title = (
             f"0 successful transfers, {failed:,} failed: transfer times are undefined"
@@ -189,23 +190,6 @@ def first_contact(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
         )
 
 
-def lines_whole(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
-    """KVP405: the metrics lines of the log are whole and their numbers agree."""
-    if not facts.damaged:
-        return
-    share = facts.damaged / (facts.damaged + facts.total.intervals)
-    yield Finding(
-        id="KVP405",
-        name="metrics-lines-whole",
-        status=Status.WARN if share > 0.1 else Status.PASS,
-        title=f"{facts.damaged:,} metrics {'line was' if facts.damaged == 1 else 'lines were'} cut or damaged and left out",
-        measured=Quantity(value=share, unit="ratio"),
-        remedy=Remedy(text="See damaged_lines in the JSON report for each reason; a collector that cuts long lines is the usual cause."),
-        evidence=(facts.evidence,),
-        notes=("Throughput must be Avg MB over Avg xfer time to the rounding of the three",),
-    )  # fmt: skip
-
-
 def engine_against_nixl(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
     """KVP406: the engine needs no more than what NIXL alone needed for the same bytes and descriptors."""
     if facts.report is None:
@@ -256,6 +240,7 @@ RULES: tuple[Rule[LogFacts], ...] = (
     Rule("KVP406", "engine-against-nixl", engine_against_nixl),
     Rule("KVP407", "decode-recomputes", decode_recomputes),
     Rule("KVP408", "cache-config-differs", cache_config_differs),
+    Rule("KVP409", "zeros-told", zeros_told),
     Rule("KVP411", "log-startup", startup_failed),
     Rule("KVP412", "log-handshake", handshake_failed),
     Rule("KVP413", "log-transfer", transfer_failed),
