@@ -260,7 +260,7 @@ def _memory_problems(need: Need, machine: Machine, extra: dict[str, Any]) -> lis
                 )
             ]
         wanted = float(pool) * 2**30
-    if wanted is None or wanted <= machine.memory_available_bytes:
+    if wanted is None or not wanted > machine.memory_available_bytes:
         return []
     text = f"asks for {wanted / 2**30:,.1f} GiB of host memory; {machine.memory_available_bytes / 2**30:,.1f} GiB are available"
     return [Problem(kind="device", text=text, fix="Ask for less, or give the container more.")]
