@@ -32,7 +32,6 @@ from kvprobe.models.transfer import Setup, StepGroup, TransferFacts
 from kvprobe.probes import connectors as look
 from kvprobe.probes import mooncake, transfer
 from kvprobe.probes.model_config import load_model_config
-from kvprobe.processes import Event
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.connectors import RULES
 
@@ -241,7 +240,7 @@ def _nixl(
     door: Door,
     request: ConnectorsRequest,
     groups: tuple[StepGroup, ...] | None,
-    events: Callable[[Event], None],
+    events: Callable[[dict[str, Any]], None],
     seconds: float,
 ) -> Evidence[TransferFacts] | None:
     door.progress.step("NIXL READ over TCP loopback")
@@ -252,8 +251,8 @@ def _nixl(
     )
 
 
-def _reporter(door: Door) -> Callable[[Event], None]:
-    def report(event: Event) -> None:
+def _reporter(door: Door) -> Callable[[dict[str, Any]], None]:
+    def report(event: dict[str, Any]) -> None:
         if event["event"] == "sample":
             door.progress.detail(f"{event['step']}: {event['total_seconds'] * 1e3:,.1f} ms")
 
