@@ -79,7 +79,7 @@ def read_config(command: ServeCommand) -> KvConfig | None:
             if nested
             else KvConfig(text="", fault="invalid", detail="it has no value")
         )
-    tail = " ".join(s for s in command.strays if re.search(r"[{}:\"']", s))
+    tail = " ".join(s for s in command.strays if re.search(r"[{}:,\"']", s))
     config = parse_config(text, tail)
     if nested:
         return msgspec.structs.replace(config, raw={**config.raw, **nested})
@@ -111,7 +111,7 @@ def _faulty(text: str, tail: str, detail: str) -> KvConfig:
     raw = _recover(plain)
     if plain != whole:
         fault = "typographic"
-    elif _lost_quotes(whole, raw):
+    elif (tail and raw) or _lost_quotes(whole, raw):
         fault = "quotes_lost"
     else:
         fault = "invalid"

@@ -14,6 +14,8 @@ from kvprobe.formats.launch_yaml_kinds import read_manifests
 
 LIMIT_BYTES = 2 * 1024 * 1024
 """A launch file is text that somebody wrote; Helm's output for a whole cluster stays below 1 MB."""
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_STARTS = re.compile(r"vllm|dynamo|docker|podman|\bpython3?\s|^#!", re.MULTILINE)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
@@ -28,6 +30,7 @@ def read_launch(files: Mapping[str, str], outside: Callable[[str], str | None] =
     hosts: list[HostEntry] = []
     env_files: dict[str, dict[str, Setting]] = {}
     read: set[str] = set()
+    ignored: list[str] = []
 
     def resolve(name: str) -> str | None:
         path = names.get(base_name(name))
@@ -46,11 +49,10 @@ def read_launch(files: Mapping[str, str], outside: Callable[[str], str | None] =
         if looks_like_unit(text):
             read_unit(text, script)
         elif _looks_like_yaml(name, text):
-            if not read_manifests(text, script) and not _is_config(text):
-                raise FormatError(
-                    f"{path} holds no Kubernetes object, no compose service and no vLLM configuration.",
-                    "Pass manifests, compose files, scripts, units or --prefill/--decode command lines.",
-                )
+            if not read_manifests(text, script):
+                ignored.append(name)
+        elif not name.endswith(_SCRIPTS) and not _STARTS.search(text):
+            ignored.append(name)
         else:
             read_script(text, script)
         commands += [(name, c) for c in script.commands]
@@ -62,6 +64,7 @@ def read_launch(files: Mapping[str, str], outside: Callable[[str], str | None] =
         hosts=tuple(hosts),
         unused_env={n: e for n, e in env_files.items() if n not in read},
         files=tuple(names),
+        ignored=tuple(ignored),
     )
 
 
@@ -88,11 +91,6 @@ def _check_text(text: str, path: str) -> None:
 def _looks_like_yaml(name: str, text: str) -> bool:
     if name.endswith((".yaml", ".yml", ".json")):
         return True
-    if name.endswith((".sh", ".bash", ".service", ".env", ".slurm", ".sbatch")) or text.startswith("#!"):
+    if name.endswith((*_SCRIPTS, ".service", ".env")) or text.startswith("#!"):
         return False
     return bool(re.search(r"^(apiVersion|services):", text, re.MULTILINE))
-
-
-def _is_config(text: str) -> bool:
-    """A flat file of options, as `vllm serve --config FILE` reads it."""
-    return bool(re.match(r"(?:\s*#.*\n|\s*\n|---\n)*[A-Za-z][\w-]*\s*:", text))

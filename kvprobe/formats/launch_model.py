@@ -103,6 +103,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     unused_env: dict[str, dict[str, Setting]] = {}
     """Environment files that no command was seen to read, by file name."""
     files: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Files that start nothing themselves, such as a store's JSON or notes."""
 
 
 def is_dynamic(text: str) -> bool:

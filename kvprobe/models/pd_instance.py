@@ -216,6 +216,8 @@ class LintFacts(msgspec.Struct, frozen=True, kw_only=True):
     renders: tuple[Helper, ...] = ()
     """`vllm launch render`: front ends without a GPU."""
     problems: tuple[Problem, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Files that hold no launch themselves."""
     variants: tuple[tuple[Instance, Instance], ...] = ()
     """Instances that cannot run together and so count as alternatives."""
     one_port_space: tuple[tuple[Instance, Instance], ...] = ()

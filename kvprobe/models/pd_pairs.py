@@ -34,8 +34,10 @@ def gather(
     benches: list[Helper] = []
     renders: list[Helper] = []
     problems: list[Problem] = []
+    ignored: list[str] = []
     for launch, role in launches:
         problems += launch.problems
+        ignored += launch.ignored
         hosts = (*hosts, *launch.hosts)
         for command in launch.commands:
             command = _with_loose_env(command, launch.unused_env)
@@ -66,6 +68,7 @@ def gather(
         benches=tuple(benches),
         renders=tuple(renders),
         problems=tuple(problems),
+        ignored=tuple(ignored),
         variants=variants,
         one_port_space=tuple((a, b) for a, b in together if one_host(a, b, local)),
         one_machine=tuple((a, b) for a, b in together if one_machine(a, b, local)),

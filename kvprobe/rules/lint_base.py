@@ -93,7 +93,8 @@ def outcome(findings: Iterable[Finding]) -> str:
         if finding.code is None:
             continue
         if finding.status in (Status.FAIL, Status.WARN):
-            at = OUTCOMES.index(OUTCOME_OF.get(finding.code, "risky"))
+            name = "feature_inactive" if finding.id == "KVP508" else OUTCOME_OF.get(finding.code, "risky")
+            at = OUTCOMES.index(name)
             if finding.status is Status.WARN and at > _WARN_WORST:
                 at = OUTCOMES.index("risky")
             worst = max(worst, at)

@@ -129,7 +129,7 @@ def bidirectional(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
                     code="connector_refuses_option", where=pair.where, fix="Use NixlConnector (pull), or remove the key.",
                 )
             )  # fmt: skip
-        if sides[1]:
+        if all(sides):
             found.append(_template(pair))
     yield from merged(found)
 

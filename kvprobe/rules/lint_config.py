@@ -121,13 +121,19 @@ def extra_keys(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
                 continue
             for key in config.extra:
                 if row.keys is not None and key not in row.keys:
-                    near = nearest_key(key, row)
+                    near, misplaced = nearest_key(key, row), key in kvc.FIELDS
+                    fix = (
+                        f"Move {key} out, beside kv_connector."
+                        if misplaced
+                        else f"Write {near}."
+                        if near
+                        else "Remove it."
+                    )
                     found.append(
                         say(
-                            "KVP508", "kv-extra-keys", "warn" if near else "info",
+                            "KVP508", "kv-extra-keys", "warn" if near or misplaced else "info",
                             f"{config.connector} reads no {key!r} in kv_connector_extra_config, and vLLM says nothing of it",
-                            code="kv_config_unknown_field", where=instance.where,
-                            fix=f"Write {near}." if near else "Remove it.",
+                            code="kv_config_unknown_field", where=instance.where, fix=fix,
                         )
                     )  # fmt: skip
                 since = EXTRA_KEY_SINCE.get(key)

@@ -206,7 +206,7 @@ def same_connector(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP512", "same-connector", "error",
-                    f"prefill uses {shown[0]} and decode {shown[1]}: neither understands the other's kv_transfer_params",
+                    f"prefill uses {shown[0]} and decode {shown[1]} (kv_connector): neither understands the other's kv_transfer_params",
                     code="connector_mismatch", where=pair.where, fix="Use the same connector on both sides.",
                 )
             )  # fmt: skip

@@ -36,7 +36,7 @@ def parallel_shape(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP514", "parallel-shape", "error",
-                    f"prefill TP {p} > decode TP {d} is not supported by {named(pair.decode.version)}: "
+                    f"prefill TP {p} > decode TP {d} (--tensor-parallel-size) is not supported by {named(pair.decode.version)}: "
                     "Decode TP cannot be smaller than prefill TP",
                     code="tp_prefill_larger_unsupported", where=pair.where,
                     fix="Use vLLM 0.14 or later on both sides, or a decode TP that is at least prefill's.",

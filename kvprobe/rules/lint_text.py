@@ -28,7 +28,17 @@ def understood(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
     """KVP501: every instance and its role could be read from the launch files."""
     sides = {role: [i for i in facts.instances if i.role == role] for role in ("prefill", "decode", None)}
     counted = ", ".join(f"{len(found)} {role or 'without a role'}" for role, found in sides.items() if found)
-    yield say("KVP501", "launch-understood", "ok", f"{len(facts.instances)} vLLM instances read: {counted}")
+    notes = tuple(
+        f"{name} starts nothing itself; it is read where a command names it" for name in facts.ignored
+    )
+    plural = "s" * (len(facts.instances) != 1)
+    yield say(
+        "KVP501",
+        "launch-understood",
+        "ok",
+        f"{len(facts.instances)} vLLM instance{plural} read: {counted}",
+        notes=notes,
+    )
     yield from merged(
         say(
             "KVP501", "launch-understood", "info",
@@ -116,7 +126,8 @@ def options_known(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(_valued(instance, flag, value))
         for option in instance.serve.options:
             found += _option(instance, option)
-        strays = [s for s in instance.serve.strays if not any(c in s for c in "{}:\"'")]
+        lost = instance.kv is not None and bool(instance.kv.fault)
+        strays = [] if lost else [s for s in instance.serve.strays if not any(c in s for c in "{}:\"'")]
         if strays and not any(d in s for s in strays for d in _DASHES):
             found.append(
                 say(

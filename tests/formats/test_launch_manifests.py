@@ -188,6 +188,13 @@ def test_wrong_types_are_no_crash(text: str) -> None:
     assert read_launch({"a.yaml": text}).commands == ()
 
 
-def test_yaml_of_something_else_says_what_is_wanted() -> None:
-    with pytest.raises(FormatError, match="no Kubernetes object"):
-        read_launch({"a.yaml": "- 1\n- 2\n"})
+def test_files_that_start_nothing_are_put_aside() -> None:
+    launch = read_launch(
+        {
+            "mooncake.json": '{"protocol": "rdma"}',
+            "notes.txt": "it's for node-a, don't touch\n",
+            "l.yaml": "- 1\n",
+        }
+    )
+    assert launch.ignored == ("mooncake.json", "notes.txt", "l.yaml")
+    assert launch.problems == () and launch.commands == ()
