@@ -63,6 +63,8 @@ class LazyGroup(click.Group):
             return None
         module = importlib.import_module(f"kvprobe.cli.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
+        if any(param.name == "format" for param in command.params):
+            command.epilog = command.epilog or EXIT_CODES
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

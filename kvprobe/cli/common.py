@@ -27,7 +27,7 @@ from kvprobe.report import PolicyUsed, Report, Run
 from kvprobe.rules.kvprobe_itself import not_measured
 from kvprobe.rules.run import crashed, expired_waivers, interrupted
 from kvprobe.store import Store, state_dir
-from kvprobe.system import RecordingSystem, ReplaySystem, System
+from kvprobe.system import RecordingSystem, ReplaySystem, System, hide_passwords
 
 __all__ = [
     "Common",
@@ -78,7 +78,7 @@ def failed_report(command: str, error: KvprobeError, *, told: bool = False) -> R
     findings = () if usage else tuple(not_measured(error, policy))
     draft = _failed(error.reason, error.remedy, findings)
     now = datetime.datetime.now(datetime.UTC)
-    run = Run(command=command, argv=tuple(sys.argv[1:]), started_at=now.isoformat(timespec="seconds"))
+    run = Run(command=command, argv=_argv(), started_at=now.isoformat(timespec="seconds"))
     return finish(draft, run, policy, None, now.date(), ExitCode.USAGE if usage else None)
 
 
@@ -227,6 +227,11 @@ def _failed(reason: str, remedy: str, findings: Any) -> Draft:
     return Draft(findings=tuple(findings), error={"reason": reason, "remedy": remedy})
 
 
+def _argv() -> tuple[str, ...]:
+    """The call as typed; a report is handed on, so no password in an address stays in it."""
+    return tuple(hide_passwords(word) for word in sys.argv[1:])
+
+
 def _run(command: str, system: System, started: datetime.datetime) -> Run:
     host, ended = None, started
     # A recording of an older kvprobe may lack these two; the report then says less.
@@ -236,7 +241,7 @@ def _run(command: str, system: System, started: datetime.datetime) -> Run:
     system.close()
     return Run(
         command=command,
-        argv=tuple(sys.argv[1:]),
+        argv=_argv(),
         id=started.strftime("%Y%m%dT%H%M%SZ"),
         started_at=started.isoformat(timespec="seconds"),
         duration_seconds=round((ended - started).total_seconds(), 3),

@@ -11,7 +11,7 @@ from importlib import metadata
 from kvprobe import __version__
 from kvprobe.errors import KvprobeError
 from kvprobe.probes import gpus
-from kvprobe.system import Redactor, System
+from kvprobe.system import Redactor, System, hide_passwords
 
 _PACKAGES = (
     "vllm", "nixl", "nixl-cu12", "nixl-cu13", "torch", "ucxx-cu12", "ucxx-cu13", "lmcache", "mooncake-transfer-engine",
@@ -61,9 +61,5 @@ def _environment() -> dict[str, str]:
     found: dict[str, str] = {}
     for name in sorted(os.environ):
         if name.startswith(_PREFIXES) or name == "LD_LIBRARY_PATH":
-            found[name] = "(set, not shown)" if _SECRET.search(name) else _without_password(os.environ[name])
+            found[name] = "(set, not shown)" if _SECRET.search(name) else hide_passwords(os.environ[name])
     return found
-
-
-def _without_password(value: str) -> str:
-    return re.sub(r"(://[^/\s:@]+):[^/\s@]+@", r"\1:***@", value)

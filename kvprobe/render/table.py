@@ -94,6 +94,18 @@ def _draw(console: Console, report: Report, look: Look) -> None:
     for block in (b for b in drawn if b.below):
         _block(console, block)
     console.print()
+    for reason in _unsaid(report):
+        console.print(Text(reason, style=_VERDICT_STYLE[report.verdict.status]))
+
+
+def _unsaid(report: Report) -> list[str]:
+    """Reasons of the verdict that stand in no finding: a required check that did not run, a stale result."""
+    said = {f"{f.id} {f.title}" for f in report.findings}
+    found = [reason for reason in report.verdict.reasons if reason not in said]
+    failed = any(f.status is Status.FAIL for f in report.findings)
+    if report.verdict.status is VerdictStatus.NO_GO and not failed:
+        found.append("a warning is a NO-GO here (--fail-on warn)")
+    return found
 
 
 def _headline(report: Report) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kvprobe.evidence import Evidence, Origin
-from kvprobe.finding import Remedy, Status
+from kvprobe.finding import Remedy, Status, judge
 from kvprobe.render import Look, renderer
 from tests.reports import finding, report
 
@@ -70,3 +70,14 @@ def test_a_result_of_another_version_still_shows_findings_and_verdict() -> None:
 def test_ascii_only_where_utf8_is_not_available() -> None:
     page = text("table", finding(), finding(Status.WARN, id="KVP208"), unicode=False)
     assert page.isascii() and "x FAIL" in page and "! warn" in page
+
+
+def test_the_table_says_why_where_no_finding_does() -> None:
+    page = renderer("table")(report(finding(Status.PASS), required=("KVP204",)), Look())
+    assert page.splitlines()[-2:] == [
+        "KVP204 is required by the policy and did not run",
+        "UNKNOWN  1 passed  (11.9 s)",
+    ]
+    warned = finding(Status.WARN)
+    page = renderer("table")(report(warned, verdict=judge((warned,), fail_on="warn")), Look())
+    assert page.splitlines()[-2] == "a warning is a NO-GO here (--fail-on warn)"
