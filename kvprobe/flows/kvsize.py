@@ -11,18 +11,20 @@ from kvprobe.errors import UsageError, WorkerError
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.kvsize_result import PlannedPrompt, refused_result, result_of
+from kvprobe.formats.log_scan import Needles
 from kvprobe.formats.vllm_log import MARKER, parse_metrics_line
 from kvprobe.models.descriptors import plan
 from kvprobe.models.kv_layout import KvLayout, LayoutOptions, ModelConfig, Refused, resolve
 from kvprobe.models.kv_layout.against_log import Agreement, Logged, compare
 from kvprobe.models.kv_layout.specs import SpecComparison, compare_specs
+from kvprobe.probes.decode_log import Follow, LogRead
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.probes.vllm_specs import ask_vllm
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.kv_size import RULES, KvSizeFacts
+from kvprobe.units import MIB
 
 DEFAULT_PROMPTS = (1024, 8192, 32768)
-_MIB = 1024**2
 
 
 def kvsize(door: Door, params: dict[str, Any]) -> Draft:
@@ -124,18 +126,17 @@ def _against_log(
         raise UsageError(
             f"--check-against-log {path} is no file.", "Give the decode engine's log, or - for stdin."
         )
-    text = door.system.read_text("/dev/stdin" if path == "-" else path)
+    needles = Needles([MARKER])
     logged = []
-    marker = MARKER.decode()
-    for number, line in enumerate(text.splitlines(), 1):
-        found = parse_metrics_line(line) if marker in line else None
+    for hit in LogRead(door.system, path, needles, Follow(grow=False), door.progress.detail).hits():
+        found = parse_metrics_line(hit.text)
         if found is None or not found.measured or found.avg_mib_per_transfer is None:
             continue
         logged.append(
             Logged(
-                line=number,
+                line=hit.line,
                 transfers=found.num_successful_transfers,
-                bytes_per_transfer=found.avg_mib_per_transfer * _MIB,
+                bytes_per_transfer=found.avg_mib_per_transfer * MIB,
                 descriptors_per_transfer=found.avg_num_descriptors,
             )
         )

@@ -137,40 +137,29 @@ def log_agrees(facts: KvSizeFacts, policy: Policy) -> Iterable[Finding]:
     agreement = facts.agreement
     if agreement is None:
         return
-    status = {
-        "agrees": Status.PASS,
-        "explained": Status.PASS,
-        "possible": Status.PASS,
-        "disagrees": Status.FAIL,
-        "nothing": Status.UNKNOWN,
-    }[agreement.verdict]
     if agreement.verdict == "nothing":
         title = f"{facts.log} holds no KV Transfer metrics line with a completed transfer"
-        yield _finding(
-            facts,
-            status,
-            title,
-            rule=LOG,
-            where=facts.log,
-            remedy=Remedy(text="Give the decode engine's log."),
-        )
+        remedy = Remedy(text="Give the log of the decode engine (pull mode).")
+        yield _finding(facts, Status.UNKNOWN, title, rule=LOG, where=facts.log, remedy=remedy)
         return
-    worst = next(c for c in agreement.lines if c.verdict == agreement.verdict)
-    words = {"agrees": "agrees with", "explained": "fits", "possible": "can be", "disagrees": "contradicts"}
+    status = {"disagrees": Status.FAIL, "unmatched": Status.WARN}.get(agreement.verdict, Status.PASS)
+    wanted = "possible" if agreement.verdict == "unmatched" else agreement.verdict
+    line = next(c for c in agreement.lines if c.verdict == wanted)
+    words = {"agrees": "agree with", "explained": "fit", "disagrees": "contradict"}.get(wanted, "can be")
+    count = f"{agreement.count(wanted)} of {len(agreement.lines)} log lines {words} the computed size"
     yield _finding(
         facts,
         status,
-        f"{format_bytes(worst.logged_bytes)} a transfer {words[worst.verdict]} the computed size: {worst.explanation}",
+        f"{count}: {format_bytes(line.logged_bytes)} a transfer, {line.explanation}",
         rule=LOG,
-        where=f"{facts.log}:{worst.line}",
-        measured=Quantity(value=worst.logged_bytes, unit="B", statistic="mean", samples=worst.transfers),
-        expected=Expected(value=worst.computed_bytes, unit="B", source=_SOURCE)
-        if worst.computed_bytes
+        where=f"{facts.log}:{line.line}",
+        measured=Quantity(value=line.logged_bytes, unit="B", statistic="mean", samples=line.transfers),
+        expected=Expected(value=line.computed_bytes, unit="B", source=_SOURCE)
+        if line.computed_bytes
         else None,
-        remedy=Remedy(
-            text="Give the servers' own --tp, --kv-cache-dtype and --block-size, and their vLLM version."
-        )
-        if status is Status.FAIL
+        notes=(agreement.explanation,) if agreement.verdict == "unmatched" else (),
+        remedy=Remedy(text="Give the servers' own --tp, --kv-cache-dtype, --block-size and prompt lengths.")
+        if status is not Status.PASS
         else None,
     )
 

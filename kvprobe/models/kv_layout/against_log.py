@@ -16,7 +16,7 @@ from kvprobe.units import MIB
 
 _ROUNDING_BYTES = 0.0005 * MIB
 """The log prints three decimals of a MiB."""
-_SHARES = (2, 4, 8, 16)
+_FACTORS = (2, 4, 8, 16)
 _SAME = 1e-3
 
 
@@ -43,23 +43,46 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     implied_tokens: float | None
     """Prompt tokens (less prefix hits) that the logged bytes are, if the layout is right."""
     verdict: str
-    """agrees, explained, disagrees or possible (no prompt length to hold it against)."""
+    """agrees, explained (less than a given length), possible (whole blocks of another length) or disagrees."""
     explanation: str
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """The verdict over all lines: the worst one."""
+    """``verdict``: disagrees if a line does; else agrees, explained, unmatched (no line has a given length),
+    possible (no length was given) or nothing (no line with transfers)."""
 
     verdict: str
+    explanation: str
     lines: tuple[Comparison, ...]
+
+    def count(self, verdict: str) -> int:
+        return sum(line.verdict == verdict for line in self.lines)
 
 
 def compare(layout: KvLayout, logged: Sequence[Logged], prompt_tokens: Sequence[int]) -> Agreement:
-    """Hold each line with transfers against the layout. ``verdict`` is ``nothing`` when no line has any."""
-    rank = {"agrees": 0, "explained": 1, "possible": 2, "disagrees": 3}
+    """Hold each line with transfers against the layout and, where lengths were given, against those."""
     lines = tuple(_line(layout, entry, prompt_tokens) for entry in logged if entry.transfers > 0)
-    verdict = max((c.verdict for c in lines), key=rank.__getitem__, default="nothing")
-    return Agreement(verdict=verdict, lines=lines)
+    seen = {line.verdict for line in lines}
+    if not lines:
+        return Agreement(verdict="nothing", explanation="no completed transfer", lines=())
+    for verdict in ("disagrees", "agrees", "explained"):
+        if verdict in seen:
+            told = next(line.explanation for line in lines if line.verdict == verdict)
+            return Agreement(verdict=verdict, explanation=told, lines=lines)
+    if not prompt_tokens:
+        return Agreement(verdict="possible", explanation="whole blocks of this layout", lines=lines)
+    return Agreement(verdict="unmatched", explanation=_common_factor(lines), lines=lines)
+
+
+def _common_factor(lines: Sequence[Comparison]) -> str:
+    """One factor over all lines is more than a coincidence of lengths."""
+    for factor in _FACTORS:
+        if all(line.ratio is not None and abs(line.ratio / factor - 1) < _SAME for line in lines):
+            return (
+                f"each line has {factor} times the computed bytes: the log is from a smaller --tp, its cache has wider "
+                "values, or the prompts were that much longer"
+            )
+    return "no line has one of the given lengths"
 
 
 def _line(layout: KvLayout, entry: Logged, prompt_tokens: Sequence[int]) -> Comparison:
@@ -76,10 +99,7 @@ def _line(layout: KvLayout, entry: Logged, prompt_tokens: Sequence[int]) -> Comp
             computed - entry.bytes_per_transfer
         ):
             computed, nearest = size, length
-    if computed is None:
-        verdict, why = _alone(layout, entry, implied, block)
-    else:
-        verdict, why = _against(layout, entry, computed, block)
+    verdict, why = _impossible(layout, entry, implied, block) or _against(entry, computed, implied, block)
     return Comparison(
         line=entry.line,
         transfers=entry.transfers,
@@ -106,41 +126,40 @@ def _step(layout: KvLayout) -> tuple[int, int, int]:
     return low - block * (-(-(start - layout.recomputed_tokens) // tokens)), block, tokens
 
 
-def _against(layout: KvLayout, entry: Logged, computed: int, block: int) -> tuple[str, str]:
-    logged, slack = entry.bytes_per_transfer, _ROUNDING_BYTES
-    if abs(logged - computed) <= slack:
+def _against(entry: Logged, computed: int | None, implied: float | None, block: int) -> tuple[str, str]:
+    tokens = (
+        f"as many as a prompt of {implied:,.0f} tokens"
+        if implied is not None
+        else "whole blocks or not is unknown"
+    )
+    if computed is None:
+        return "possible", tokens
+    logged = entry.bytes_per_transfer
+    if abs(logged - computed) <= _ROUNDING_BYTES:
         return "agrees", "to the log's rounding"
-    if abs(logged - computed) < max(block, slack):
+    if abs(logged - computed) < block:
         return "agrees", "within one block: the prompts' lengths vary"
-    ratio = logged / computed
-    for share in _SHARES:
-        if abs(ratio * share - 1) < _SAME:
+    if logged > computed:
+        return "possible", tokens
+    for factor in _FACTORS:
+        if abs(logged * factor / computed - 1) < _SAME:
             return "explained", (
-                f"one {share}th of the computed bytes: the rank pulls from {share} prefill ranks, or the log is "
-                f"from {share} times this --tp" + (", or its cache is FP8" if share == 2 else "")
+                f"1/{factor} of a cold prompt of that length: the rank pulls from {factor} prefill ranks, prefix hits, or "
+                "shorter prompts"
             )
-        if abs(ratio / share - 1) < _SAME:
-            return "disagrees", (
-                f"{share} times the computed bytes: the log is from a smaller --tp"
-                + (
-                    ", or its cache holds 2-byte values where this layout has 1-byte ones"
-                    if share == 2
-                    else ""
-                )
-            )
-    if ratio < 1:
-        saved = (computed - logged) / computed
-        return "explained", (
-            f"{saved:.1%} less than a cold prompt of that length: prefix-cache hits on the decode side, or shorter prompts"
-        )
-    return "disagrees", f"{ratio:.3f} times the computed bytes: longer prompts, another model, dtype or --tp"
+    saved = (computed - logged) / computed
+    return (
+        "explained",
+        f"{saved:.1%} less than a cold prompt of that length: prefix hits on decode, or shorter prompts",
+    )
 
 
-def _alone(layout: KvLayout, entry: Logged, implied: float | None, block: int) -> tuple[str, str]:
+def _impossible(layout: KvLayout, entry: Logged, implied: float | None, block: int) -> tuple[str, str] | None:
+    """Why this layout cannot have moved these bytes, or None."""
     if implied is None or not block:
-        return "possible", "give --prompt-tokens to hold it against a length"
+        return None
     if implied < 0:
-        return "disagrees", "less than the state that moves with every prompt"
+        return "disagrees", "less than the states that move with every prompt"
     limit = layout.max_tokens
     if limit is not None and implied > limit * 1.01 + layout.block_size_tokens:
         return "disagrees", f"{implied:,.0f} tokens would be needed, and the model takes {limit:,}"
@@ -153,9 +172,9 @@ def _alone(layout: KvLayout, entry: Logged, implied: float | None, block: int) -
     ):
         return "disagrees", (
             f"{entry.bytes_per_transfer / descriptors:,.0f} B a descriptor, and this layout has none below {smallest:,} B: "
-            "another block size, --tp or vLLM version (K and V apart up to 0.25)"
+            "another block size, --tp or dtype, or a vLLM up to 0.25, which registers K and V apart"
         )
     whole = implied / layout.block_size_tokens
     if entry.transfers == 1 and abs(whole - round(whole)) * block > 2 * _ROUNDING_BYTES:
-        return "disagrees", f"{whole:,.2f} blocks, and only whole blocks move"
-    return "possible", f"{implied:,.0f} tokens a transfer; give --prompt-tokens to hold it against a length"
+        return "disagrees", f"{whole:,.2f} blocks of {block:,} B, and only whole blocks move"
+    return None
