@@ -34,8 +34,7 @@ def live(door: Door, params: dict[str, Any]) -> Draft:
         four_hop_phase(session)
         load_phase(session)
     except KeyboardInterrupt:
-        door.system.interrupted = True
-        session.stop("interrupted")
+        session.interrupt()
     finally:
         session.close()
     facts = facts_of(session, predictions(session, report), report)

@@ -57,6 +57,7 @@ class Session:
         self.model = request.model or ""
         self.prompt_tokens = tuple(sorted(set(request.prompt_tokens)))
         self.stopped: str | None = None
+        self.stop_remedy = ""
         self.left_out: list[str] = []
         self.params: Params | None = None
         self.greeting: Greeting | None = None
@@ -76,9 +77,15 @@ class Session:
     def step(self, index: int, text: str) -> None:
         self.door.progress.step(text, index=index, total=STEPS)
 
-    def stop(self, why: str) -> None:
+    def stop(self, why: str, remedy: str = "") -> None:
         """Leave out what is still to come; the first reason counts."""
-        self.stopped = self.stopped or why
+        if self.stopped is None:
+            self.stopped, self.stop_remedy = why, remedy
+
+    def interrupt(self) -> None:
+        """Ctrl-C: what was measured so far is kept, judged and shown."""
+        self.door.system.interrupted = True
+        self.stop("interrupted", "Run it again.")
 
     def close(self) -> None:
         self.ends.close()
@@ -89,7 +96,8 @@ class Session:
             "time_left", label, lambda: self.request.max_seconds - self.ends.now()
         )
         if left <= 0:
-            self.stop(f"--max-time {format_seconds(self.request.max_seconds)} was used up")
+            used = f"--max-time {format_seconds(self.request.max_seconds)} was used up"
+            self.stop(used, "Raise --max-time, or lower --requests.")
         return bool(left > 0)
 
     def identify(self) -> None:
@@ -197,7 +205,11 @@ class Session:
             if failed >= _GIVE_UP or not self.in_time(f"{tokens} {k}"):
                 break
             self.door.progress.detail(f"{tokens:,} tokens {k + 1}/{self.request.requests}")
-            pair = self.pair(f"pair {k}", tokens, pd_first=self.draw.random() < 0.5)
+            try:
+                pair = self.pair(f"pair {k}", tokens, pd_first=self.draw.random() < 0.5)
+            except KeyboardInterrupt:
+                self.interrupt()
+                break
             if pair is None:
                 failed += 1
             else:

@@ -199,6 +199,11 @@ class LiveFacts(msgspec.Struct, frozen=True, kw_only=True):
     lengths: tuple[LengthResult, ...] = ()
     stopped: str | None = None
     """Why less was measured than asked for."""
+    stop_remedy: str = ""
+    asked_tokens: tuple[int, ...] = ()
+    """Prompt lengths that fit and were to be measured."""
+    left_out: tuple[str, ...] = ()
+    """Prompt lengths that do not fit, with the reason."""
     health: Health = Health()
     proxy: tuple[ProxyResult, ...] = ()
     windows: tuple[WindowResult, ...] = ()

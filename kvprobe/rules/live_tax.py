@@ -19,15 +19,23 @@ _ENGINE, _PROXY = "engine_over_nixl", "proxy_overhead_seconds"
 
 def ttft_tax(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
     """KVP690: the measured TTFT tax stays inside the target."""
-    if not facts.lengths:
+    missing = [f"{n:,}" for n in facts.asked_tokens if n not in {one.prompt_tokens for one in facts.lengths}]
+    if missing or not facts.lengths:
+        which = f" of {', '.join(missing)} tokens" if facts.lengths else ""
         yield Finding(
             id="KVP690",
             name="ttft-tax",
             status=Status.UNKNOWN,
-            title=f"The TTFT tax was not measured: {facts.stopped or 'no pair of requests succeeded'}",
-            remedy=Remedy(text="Mend the finding above that stopped the run, then measure again."),
+            title=f"The TTFT tax{which} was not measured: {facts.stopped or 'no pair of requests succeeded'}",
+            remedy=Remedy(text=facts.stop_remedy or "Mend what the other findings name, then measure again."),
         )
-        return
+    if facts.left_out:
+        yield Finding(
+            id="KVP690",
+            name="ttft-tax",
+            status=Status.SKIP,
+            title=f"Not measured: {'; '.join(facts.left_out)}",
+        )
     slo = facts.slo.ttft_seconds
     for one in facts.lengths:
         title = (

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 
-from tests.simulator.running import Deployment, codes, deployment, finding, kvprobe
+from tests.simulator.running import ROOT, Deployment, codes, deployment, finding, kvprobe
 
 SHORT = ("--prompt-tokens", "64", "--requests", "2")
 
@@ -20,8 +23,8 @@ def seed_of(log: list[dict[str, Any]]) -> str:
     return str(log[-1]["id"]).split("-")[1]
 
 
-def own_tax(place: Deployment, tokens: int, pairs: int) -> tuple[float, float]:
-    """Median tax by the simulator's own clock, and the median time that its clock does not see of one call."""
+def own_taxes(place: Deployment, tokens: int, pairs: int) -> list[float]:
+    """The tax of each pair by the simulator's own clock."""
     log = place.told()["log"]
     seed = seed_of([e for e in log if e["id"].startswith("kvprobe-")])
     by = {
@@ -29,11 +32,8 @@ def own_tax(place: Deployment, tokens: int, pairs: int) -> tuple[float, float]:
         for e in log
         if "first" in e
     }
-    taxes = []
-    for k in range(pairs):
-        name = f"pair-{k}-{tokens}"
-        taxes.append(by["prefill", name] + by["decode", name] - by["colocated", f"{name}-alone"])
-    return median(taxes), median(by["colocated", f"pair-{k}-{tokens}-alone"] for k in range(pairs))
+    names = [f"pair-{k}-{tokens}" for k in range(pairs)]
+    return [by["prefill", n] + by["decode", n] - by["colocated", f"{n}-alone"] for n in names]
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,27 @@ def own_tax(place: Deployment, tokens: int, pairs: int) -> tuple[float, float]:
     ],
 )
 def test_the_measured_tax_is_the_configured_delay(tmp_path: Path, plan: dict[str, float]) -> None:
-    tokens, pairs = 512, 9
+    """Within 2 ms. On a busy machine single pairs are late, on either side of the wire, so the quietest counts."""
+    tokens, pairs = 512, 12
     with deployment(tmp_path, **plan) as place:
         code, report = place.live(
             "--colocated", place.url("colocated"), "--prompt-tokens", str(tokens), "--requests", str(pairs)
         )
-        simulated, alone = own_tax(place, tokens, pairs)
+        simulated = own_taxes(place, tokens, pairs)
     assert code == 0, report["verdict"]
     (row,) = report["result"]["lengths"]
-    configured = (
-        plan["transfer"] + plan.get("transfer_per_token", 0) * tokens + plan["schedule"] + plan["step"]
-    )
-    assert simulated == pytest.approx(configured, abs=0.002 + 0.25 * abs(simulated - configured))
-    # What the simulator cannot see of a call (sockets, a busy machine) is known from the colocated call, and
-    # the tax holds one call more; on an idle machine it is about 1 ms.
-    unseen = max(0.0, row["colocated_ttft"]["median"] - alone)
-    assert row["tax"]["median"] == pytest.approx(simulated, abs=0.002 + 3 * unseen)
-    assert row["transfer"]["xfer_seconds"] == pytest.approx(
-        plan["transfer"] + plan.get("transfer_per_token", 0) * tokens, abs=1e-6
-    )
+    transfer = plan["transfer"] + plan.get("transfer_per_token", 0) * tokens
+    configured = transfer + plan["schedule"] + plan["step"]
+    assert min(abs(s - configured) for s in simulated) < 0.002
+    assert min(abs(m - s) for m, s in zip(row["taxes"], simulated, strict=True)) < 0.002
+    assert row["tax"]["median"] == pytest.approx(median(row["taxes"]))
+    assert row["tax_interval"]["low"] <= row["tax"]["median"] <= row["tax_interval"]["high"]
+    (facts,) = [e["facts"] for e in report["evidence"] if e["id"] == "pairs"]
+    for pair, tax in zip(facts, row["taxes"], strict=True):
+        assert tax == pytest.approx(pair["pd_ttft"] - pair["colocated_ttft"], abs=1e-9)
+        parts = pair["prefill_call"] + pair["handover"] + pair["decode_first"]
+        assert pair["pd_ttft"] == pytest.approx(parts, abs=1e-9)
+    assert row["transfer"]["xfer_seconds"] == pytest.approx(transfer, abs=1e-6)
     assert row["pairs"] == row["tax"]["samples"] == pairs
     assert [r["rung"] for r in report["result"]["ladder"]] == [5, 6]
 
@@ -247,3 +249,30 @@ def test_calibration_goes_round(tmp_path: Path) -> None:
     assert constants["schedule_seconds"] == pytest.approx(0.05, rel=0.3)
     assert codes(report) == {"calibration_thin"}
     assert json.loads(saved.read_text())["schema"] == "kvprobe.calibration/v1"
+
+
+def test_an_interrupted_run_keeps_what_it_measured(tmp_path: Path) -> None:
+    with deployment(tmp_path, prefill=0.1) as place:
+        argv = ["--prefill", place.url("prefill"), "--decode", place.url("decode"), "--load", "0s"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvprobe", "live", *argv, "--requests", "500", "--prompt-tokens", "64", "-f", "json"],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
+        )  # fmt: skip
+        while sum("pair-" in e["id"] for e in place.told()["log"]) < 8:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    report = json.loads(out)
+    assert process.returncode == 130
+    assert report["run"]["interrupted"]
+    assert report["result"]["stopped"] == "interrupted"
+    assert report["result"]["lengths"][0]["pairs"] >= 1
+
+
+def test_max_time_leaves_the_rest_unknown(tmp_path: Path) -> None:
+    with deployment(tmp_path, prefill=0.15) as place:
+        code, report = place.live("--prompt-tokens", "64,65,66", "--requests", "500", "--max-time", "4s")
+    assert code == 3
+    unknown = [f for f in report["findings"] if f["id"] == "KVP690" and f["status"] == "unknown"]
+    assert "66 tokens" in unknown[0]["title"]
+    assert "--max-time" in unknown[0]["title"]
