@@ -23,7 +23,7 @@ _STAMP = re.compile(rb"\d\d-\d\d \d\d:\d\d:\d\d")
 _LOOK_BACK = 8
 _DAMAGED_LIMIT = 50
 _STREAM_LIMIT = 512
-_SLOW_BYTES_PER_SECOND = 2e9
+_SLOW_BYTES_PER_SECOND = 3e9
 """Below this a transfer is not CUDA IPC or RDMA; emulation over TCP was measured at 0.36 to 0.43 GB/s."""
 
 
