@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvprobe.formats import completion, kv_transfer_params
 from kvprobe.formats.http_answer import Answer, Explained, explain
 from kvprobe.probes.pd_endpoint import Endpoints
 
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9.-]+")
 PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
 _FIRST_ID, _LAST_ID = 1000, 29_999
 """Ordinary tokens in every vocabulary in use; special tokens lie outside."""
@@ -78,6 +80,11 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None
 
 
+def request_id(*parts: str) -> dict[str, str]:
+    """The header by which the servers' logs name a request; letters, digits, dots and dashes only."""
+    return {"X-Request-Id": _NOT_IN_IDS.sub("-", "-".join(parts))}
+
+
 def make_ask(seed: int, label: str, tokens: int, model: str, api: str) -> Ask:
     """Random token ids that only this seed and label give."""
     return ask_of(seed, label, random_ids(seed, label, tokens), model, api)
@@ -115,7 +122,7 @@ def pd_request(
 ) -> Timed:
     """Prefill with ``max_tokens=1``, then decode, streaming. Failures are told in the result."""
     path = PATHS[ask.api]
-    headers = {"X-Request-Id": f"{ask.salt}-{ask.label}".replace(" ", "-")}
+    headers = request_id(ask.salt, ask.label)
     body = ask.body(1, stream=False, way="pd", params=kv_transfer_params.ASK_PREFILL)
     if touch:
         ends.touch("prefill", "decode")
@@ -156,7 +163,7 @@ def alone_request(
     if touch:
         ends.touch(role)
     body = ask.body(max_tokens, stream=True, way=way, ids=ids)
-    headers = {"X-Request-Id": f"{ask.salt}-{ask.label}-{way}".replace(" ", "-")}
+    headers = request_id(ask.salt, ask.label, way)
     answer = ends.stream(role, PATHS[ask.api], body, f"{ask.label} {way}", headers=headers, until=until)
     base = Timed(label=ask.label, way=way, prompt_tokens=ask.prompt_tokens, started=answer.started)
     return _with_stream(base, ends, role, answer)

@@ -16,7 +16,7 @@ from kvprobe.formats import completion, kv_transfer_params
 from kvprobe.formats.http_answer import Explained, explain
 from kvprobe.models.paired_facts import FourHops
 from kvprobe.probes.pd_endpoint import Endpoints
-from kvprobe.probes.pd_endpoint_drive import PATHS
+from kvprobe.probes.pd_endpoint_drive import PATHS, request_id
 
 _WORDS = (
     "time",
@@ -49,8 +49,8 @@ def four_hops(ends: Endpoints, seed: int, label: str, words: int, max_tokens: in
         "temperature": 0.0,
         "ignore_eos": True,
     }
-    salt = f"kvprobe-{seed:x}-{label}".replace(" ", "-")
-    headers = {"X-Request-Id": salt}
+    headers = request_id(f"kvprobe-{seed:x}", label)
+    salt = headers["X-Request-Id"]
     ends.touch("render", "prefill", "decode")
     first = ends.post("render", "/v1/completions/render", _bytes(asked), f"{label} render", headers=headers)
     seen = FourHops(words=words, render_seconds=first.seconds)

@@ -16,7 +16,7 @@ from kvprobe.formats import completion, kv_transfer_params
 from kvprobe.formats.http_answer import Explained, explain
 from kvprobe.models.paired_facts import Conversation, Turn
 from kvprobe.probes.pd_endpoint import Endpoints
-from kvprobe.probes.pd_endpoint_drive import PATHS, ask_of, random_ids
+from kvprobe.probes.pd_endpoint_drive import PATHS, ask_of, random_ids, request_id
 
 
 def converse(
@@ -38,7 +38,7 @@ def converse(
     for number in range(1, turns + 1):
         history += random_ids(seed, f"{label} turn {number}", turn_tokens)
         ask = ask_of(seed, f"{label} turn {number}", history, model, "completions", conversation=label)
-        headers = {"X-Request-Id": f"{ask.salt}-{ask.label}".replace(" ", "-")}
+        headers = request_id(ask.salt, ask.label)
         params = {**kv_transfer_params.ASK_PREFILL, **(held if read_back and held else {})}
         back = held.get("remote_num_tokens") if read_back and isinstance(held, dict) else None
         ends.touch("prefill", "decode")
