@@ -117,7 +117,8 @@ def _pod(pod: _Pod, title: str, namespace: str, script: Script, cluster: Cluster
     hints = (*reversed(roles), *reversed(own), *reversed(labels), title)
     around = _Around(
         name=own[-1] if own else title,
-        unit="/".join((title, *own)),
+        # Leader and worker of one group are two pods, and so are objects of one name in two namespaces.
+        unit="/".join((title, *pod.path, str(len(script.commands)))),
         hints=hints,
         replicas=replicas,
         namespace=namespace,

@@ -62,6 +62,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     box: Box | None = None
     repeats: bool = False
     """Inside a loop whose items are not known."""
+    elsewhere: bool = False
+    """Started through srun, mpirun or the like: on a node that this text does not name."""
     background: bool = False
     """Ends with ``&``: the next command of the script starts beside it."""
     raw: str = ""

@@ -60,6 +60,7 @@ class Script:
     name: str = ""
     repeats: bool = False
     background: bool = False
+    elsewhere: bool = False
     depth: int = 0
 
     def where(self, line: int) -> str:

@@ -69,6 +69,7 @@ def run_statement(statement: list[Token], script: Script, hints: tuple[str, ...]
         box=script.box,
         repeats=script.repeats,
         background=script.background,
+        elsewhere=script.elsewhere,
         raw=raw,
     )
     found(command, script, stdin)

@@ -18,6 +18,19 @@ _TALKERS = {
     "echo", "printf", "pkill", "pgrep", "grep", "pip", "pip3", "which", "kill", "killall", "cat", "man", "rm", "ls",
     "mkdir", "tail", "test", "[", "[[", "trap", "alias", "git", "cd", "sed", "awk", "wait", "sleep", "read", "jq",
 }  # fmt: skip
+_SPREADERS = {
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "pdsh",
+    "clush",
+    "kubectl",
+    "oc",
+    "qsub",
+    "bsub",
+    "salloc",
+    "sbatch",
+}
 _REMOTE_ARGUMENT = {"ssh": set("bcDEeFIiJLlmOopQRSWw")}
 
 
@@ -58,6 +71,8 @@ def _inside(argv: tuple[str, ...], command: Command, script: Script) -> None:
             script.commands.append(msgspec.structs.replace(command, argv=argv[at:], env=env))
             return
         base = base_name(word)
+        if base in _SPREADERS:
+            command = msgspec.structs.replace(command, elsewhere=True)
         if base in _SHELLS and len(argv) > at + 1:
             _shell(msgspec.structs.replace(command, argv=argv[at:], env=env), script, "")
             return
@@ -144,5 +159,6 @@ def _inner(command: Command, script: Script) -> Script:
         name=command.name,
         repeats=command.repeats,
         background=command.background,
+        elsewhere=command.elsewhere,
         depth=script.depth + 1,
     )

@@ -102,26 +102,29 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return self.serve.number("--data-parallel-size-local", size) if size is not None else None
 
     @property
-    def first_rank(self) -> int:
-        for option in ("--data-parallel-rank", "--data-parallel-start-rank"):
-            rank = self.serve.number(option, 0)
-            if rank:
-                return rank
-        return 0
+    def first_rank(self) -> int | None:
+        """The rank that counting starts at; None if it is not known here (``$START_RANK``)."""
+        ranks = [self.serve.number(o, 0) for o in ("--data-parallel-rank", "--data-parallel-start-rank")]
+        return None if None in ranks else max(rank or 0 for rank in ranks)
 
     @property
     def side_channel_ports(self) -> range | None:
         """The ports NIXL's handshake listens on; None without NIXL or if the base is not known here."""
         text = self.setting("VLLM_NIXL_SIDE_CHANNEL_PORT")
-        ranks = self.local_dp
+        ranks, first = self.local_dp, self.first_rank
         old = self.version is not None and self.version <= (0, 11, 0)
-        if self.nixl is None or ranks is None or (text is not None and not re.fullmatch(r"\d{1,5}", text)):
+        if (
+            self.nixl is None
+            or ranks is None
+            or first is None
+            or (text is not None and not re.fullmatch(r"\d{1,5}", text))
+        ):
             return None
         base = int(text) if text else 5557 if old else 5600
         if old:
             workers = self.size("--tensor-parallel-size") or 1
-            return range(base + self.first_rank * workers, base + (self.first_rank + ranks) * workers)
-        return range(base + self.first_rank, base + self.first_rank + ranks)
+            return range(base + first * workers, base + (first + ranks) * workers)
+        return range(base + first, base + first + ranks)
 
     @property
     def devices(self) -> tuple[str, ...] | None:

@@ -253,7 +253,8 @@ def one_machine(a: Instance, b: Instance, local: bool = False) -> bool | None:
         return True
     if a.command.file and a.command.file == b.command.file and left is None and right is None:
         # In one script, but not beside each other: two paragraphs of instructions, or two hosts' commands.
-        return True if a.command.background or local else None
+        beside = a.command.background and not (a.command.elsewhere or b.command.elsewhere)
+        return True if beside or local else None
     if a.command.file == b.command.file and left and right and left.kind == right.kind == "docker":
         return True
     return True if local or (all(theirs) and theirs[0] == theirs[1]) or _complementary(a, b) else None
@@ -261,6 +262,8 @@ def one_machine(a: Instance, b: Instance, local: bool = False) -> bool | None:
 
 def _complementary(a: Instance, b: Instance) -> bool:
     """Different GPUs and different ports written out on both: nobody does that across hosts."""
+    if a.command.elsewhere or b.command.elsewhere:
+        return False
     named = [set((i.setting("CUDA_VISIBLE_DEVICES") or "").split(",")) - {""} for i in (a, b)]
     return bool(named[0] and named[1] and not named[0] & named[1] and a.http_port != b.http_port)
 
