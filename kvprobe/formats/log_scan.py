@@ -154,7 +154,7 @@ class Scanner:
                 frozenset(needles),
                 block[start : min(end, start + _LINE_LIMIT)],
                 before,
-                block[end + 1 : end + 1 + CONTEXT_BYTES],
+                (block[end + 1 : end + 1 + CONTEXT_BYTES] + self._rest[:CONTEXT_BYTES])[:CONTEXT_BYTES],
             )
         self.lines = number + newlines(block, counted, len(block))
         self._tail = (
