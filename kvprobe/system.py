@@ -7,13 +7,9 @@ an input that was not recorded is a ReplayError.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import getpass
-import glob
 import json
 import os
-import re
 import socket
 import subprocess
 import time
@@ -25,14 +21,16 @@ import msgspec
 
 from kvprobe import errors, processes
 from kvprobe.errors import ProbeError, ReplayError, UsageError
+from kvprobe.files import write_atomically as write_atomically
 from kvprobe.processes import Event, WorkerJob, WorkerOutcome
+from kvprobe.redact import Redactor as Redactor
+from kvprobe.redact import hide_passwords as hide_passwords
 
 T = TypeVar("T")
 
 INPUTS = "inputs.jsonl"
 REQUEST = "request.json"
 _FILE_LIMIT_BYTES = 64 * 1024 * 1024
-_USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
 
 
 class Completed(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,88 +253,3 @@ class ReplaySystem(System):
 
 def _identity(kind: str, key: Any) -> str:
     return f"{kind} {json.dumps(key, sort_keys=True)}"
-
-
-class Redactor:
-    """Replaces host names, users, UUIDs, serials, MAC and IP addresses, the same one by the same stand-in."""
-
-    _UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
-    _IPV4 = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
-    _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
-
-    def __init__(self) -> None:
-        names = {socket.gethostname(), socket.gethostname().split(".")[0]} - {"", "localhost"}
-        self._host = re.compile(
-            "|".join(rf"\b{re.escape(n)}\b" for n in sorted(names, key=len, reverse=True)) or r"$^"
-        )
-        user = getpass.getuser()
-        self._home = re.compile(rf"/home/{re.escape(user)}\b")
-        self._seen: dict[str, str] = {}
-
-    def __call__(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self._text(value)
-        if isinstance(value, dict):
-            return {key: "0" if key == "serial" and item else self(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self(item) for item in value]
-        return value
-
-    def _text(self, text: str) -> str:
-        text = hide_passwords(text)
-        text = self._host.sub("node-a", text)
-        text = self._home.sub("/home/user", text)
-        text = self._UUID.sub(lambda m: self._number(m[0], "00000000-0000-4000-8000-{:012d}"), text)
-        text = self._MAC.sub(lambda m: self._number(m[0], "02:00:00:00:00:{:02x}"), text)
-        return self._IPV4.sub(self._address, text)
-
-    def _address(self, match: re.Match[str]) -> str:
-        parts = [int(p) for p in match[0].split(".")]
-        if any(p > 255 for p in parts) or parts[0] in (0, 127, 255) or match[0].startswith("192.0.2."):
-            return match[0]
-        return self._number(match[0], "192.0.2.{}")
-
-    def _number(self, text: str, form: str) -> str:
-        if text not in self._seen:
-            self._seen[text] = form.format(sum(1 for v in self._seen.values() if v[:4] == form[:4]) + 1)
-        return self._seen[text]
-
-
-def hide_passwords(text: str) -> str:
-    """``http://user:secret@host`` -> ``http://***@host``, wherever a URL stands in the text."""
-    return _USERINFO.sub(r"\1***@", text)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace ``path`` as a whole: temporary file in the same directory, fsync, rename. Raises UsageError.
-
-    A symbolic link stays one. What is not a regular file (/dev/stdout, a pipe) is written to as it is.
-    """
-    try:
-        path = path.resolve()
-        if path.exists() and not path.is_file():
-            with path.open("wb") as stream:
-                stream.write(data)
-            return
-        _sweep(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from None
-
-
-def _sweep(path: Path) -> None:
-    """Remove what a write that was killed half-way left beside ``path`` more than an hour ago."""
-    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with contextlib.suppress(OSError):
-            if time.time() - stale.stat().st_mtime > 3600:
-                stale.unlink()
