@@ -1,6 +1,6 @@
 """Fit the assumed terms of the TTFT tax to measured runs, and the file that carries them to ``preflight``.
 
-The fit minimises the eighth power of the errors, each in units of what a prediction may miss (15 % of the tax,
+The fit minimises the 24th power of the errors, each in units of what a prediction may miss (15 % of the tax,
 at least 10 ms): close to the smallest worst error, which is what a prediction is judged by, but unique.
 """
 
@@ -19,8 +19,8 @@ from kvprobe.models.ttft import BUILT_IN, Calibration, Constants, Staging, neare
 SCHEMA = "kvprobe.calibration/v1"
 TOLERANCE_RATIO = 0.15
 TOLERANCE_SECONDS = 0.010
-_POWER = 8
-_ROUNDS = 400
+_POWER = 24
+_ROUNDS = 1000
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -157,7 +157,7 @@ def fit_terms(
 
 
 def _fit(rows: list[list[float]], target: list[float]) -> list[float] | None:
-    """Iteratively reweighted least squares for the 8th power, damped so that it converges."""
+    """Iteratively reweighted least squares for the 24th power, damped so that it converges."""
     found = _weighted(rows, target, [1.0] * len(rows))
     if found is None:
         return None
@@ -166,7 +166,7 @@ def _fit(rows: list[list[float]], target: list[float]) -> list[float] | None:
         worst = max(errors)
         if worst < 1e-9:
             break
-        better = _weighted(rows, target, [max(e / worst, 1e-2) ** (_POWER - 2) for e in errors])
+        better = _weighted(rows, target, [max(e / worst, 0.1) ** (_POWER - 2) for e in errors])
         if better is None:
             break
         found = [a + (b - a) / (_POWER - 1) for a, b in zip(found, better, strict=True)]

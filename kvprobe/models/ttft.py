@@ -58,15 +58,15 @@ _RECORDED = "2x H200, Qwen2.5-7B shape, recorded in samples/ttft"
 BUILT_IN = (
     Constants(
         vllm_version="0.26.0",
-        hop_seconds_per_token=0.75e-6,
-        schedule_seconds=23.6e-3,
+        hop_seconds_per_token=0.55e-6,
+        schedule_seconds=24.3e-3,
         step_seconds=4.85e-3,
         source=f"fitted to vLLM 0.26.0 ({_RECORDED})",
     ),
     Constants(
         vllm_version="0.30.0",
-        hop_seconds_per_token=0.75e-6,
-        schedule_seconds=47.5e-3,
+        hop_seconds_per_token=0.55e-6,
+        schedule_seconds=47.75e-3,
         step_seconds=4.75e-3,
         source=f"fitted to vLLM 0.30.0 ({_RECORDED})",
     ),

@@ -45,7 +45,7 @@ def test_predicted_and_measured_side_by_side(tmp_path: Path) -> None:
     (row,) = good["result"]["predictions"]
     assert row["predicted_transfer_seconds"] == 0.05
     assert row["measured_transfer_seconds"] == pytest.approx(0.05, abs=1e-6)
-    assert row["predicted_seconds"] == pytest.approx(0.05 + 0.0475 + 0.00475 + 0.75e-6 * 512)
+    assert row["predicted_seconds"] == pytest.approx(0.05 + 0.04775 + 0.00475 + 0.55e-6 * 512)
     assert row["error_seconds"] == pytest.approx(row["predicted_seconds"] - row["measured_seconds"])
     assert {"prediction_off", "engine_slower_than_nixl"} <= codes(bad)
     assert finding(bad, "KVP694")["status"] == "warn"
