@@ -16,7 +16,7 @@ from kvprobe.formats.launch_model import HostEntry, Launch
 from kvprobe.formats.launch_yaml import load_documents
 from kvprobe.formats.serve_command_surface import NEWEST, Version, parse_version, show_version
 from kvprobe.models.pd_instance import Instance, LintFacts
-from kvprobe.models.pd_pairs import gather
+from kvprobe.models.pd_pairs import gather, own_network
 from kvprobe.rules import (
     lint_around,
     lint_behaviour,
@@ -169,7 +169,7 @@ def _instance(instance: Instance) -> dict[str, Any]:
         "model": instance.serve.model,
         "vllm_version": show_version(instance.version) if instance.version else None,
         "vllm_version_from": instance.version_from or None,
-        "host": instance.host.name if instance.host else None,
+        "host": instance.host.name if instance.host else "own address" if own_network(instance) else None,
         "connector": instance.kv.connector if instance.kv else None,
         "kv_role": instance.kv.role if instance.kv else None,
         "tensor_parallel_size": instance.size("--tensor-parallel-size"),

@@ -44,7 +44,7 @@ def proxies(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP550", "proxy", "error" if sure else "warn",
-                    f"{script} sends the plain request to both sides and never hands kv_transfer_params on: decode prefills again, "
+                    f"{script} sends the plain request to both sides and never hands kv_transfer_params on\ndecode prefills again, "
                     "with right answers and doubled TTFT",
                     code="proxy_without_kv_params", where=proxy.command.where,
                     fix="Use a proxy that sends do_remote_decode and forwards kv_transfer_params (toy_proxy_server.py for tests).",
@@ -151,7 +151,7 @@ def benchmarks(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         count = "a loop" if len(runs) < 2 else f"{len(runs)} runs"
         yield say(
             "KVP551", "bench-seed", "warn",
-            f"{count} with {given} against servers with prefix caching: from the second on, the same prompts come from the cache "
+            f"{count} with {given} against servers with prefix caching on\nfrom the second on, the same prompts come from the cache "
             "and TTFT measures nothing",
             code="seed_reuse_with_prefix_cache", where=first.where,
             fix="Start every server with --no-enable-prefix-caching, or change --seed from run to run, or reset the cache between.",

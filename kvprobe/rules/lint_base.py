@@ -116,7 +116,12 @@ def say(
     notes: tuple[str, ...] = (),
     links: tuple[str, ...] = (),
 ) -> Finding:
-    """A finding of lint. ``severity`` is error, warn, info (a note), ok or skip."""
+    """A finding of lint. ``severity`` is error, warn, info (a note), ok or skip.
+
+    The first line of ``title`` is the title; what follows are notes, what the user will see or lose.
+    """
+    title, *more = title.split("\n")
+    notes = (*(f"{_capital(line)}." for line in more), *notes)
     return Finding(
         id=rule,
         name=name,
@@ -129,6 +134,12 @@ def say(
         code=code,
         evidence=("launch",),
     )
+
+
+def _capital(text: str) -> str:
+    """A sentence's first letter, except in names such as vLLM and cuda_ipc."""
+    first = text.split(" ", 1)[0]
+    return text[:1].upper() + text[1:] if first.isalpha() and first.islower() else text
 
 
 def merged(findings: Iterable[Finding]) -> list[Finding]:

@@ -42,7 +42,7 @@ def lease(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP540", "kv-lease", "warn",
-                    f"kv_lease_duration {value:g} s: a heartbeat every {value // 6:g} s extends it by {value * 2 // 3:g} s, so a pause "
+                    f"kv_lease_duration {value:g} s is below the default of {DEFAULT_LEASE_SECONDS} s\na heartbeat every {value // 6:g} s extends it by {value * 2 // 3:g} s, so a pause "
                     "of decode longer than that frees blocks that will still be read",
                     code="lease_too_short", where=instance.where, fix="Use 30 s (the default) or more.",
                     notes=("vLLM then logs `Releasing expired KV blocks`; a read after that can return wrong answers.",),
@@ -74,7 +74,7 @@ def failure_policy(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
                 found.append(
                     say(
                         "KVP541", "kv-failure-policy", "warn",
-                        "kv_load_failure_policy recompute: decode does prefill's work when KV fails, so faults show as tail "
+                        "kv_load_failure_policy recompute: decode does prefill's work when KV fails\nfaults then show as tail "
                         "latency instead of errors",
                         code="failure_policy_recompute", where=instance.where,
                         fix="Know the price, and watch for `Recovered from KV load failure`; fail (the default since 0.17) answers HTTP 500 instead.",
@@ -142,7 +142,7 @@ def _template(pair: Pair) -> Finding:
     template = pair.decode.serve.get("--chat-template")
     family = _DROPS_REASONING.search(model) if known(model) else None
     check = f"kvprobe template {template or 'MODEL_DIRECTORY'}"
-    text = "bidirectional_kv_xfer keeps decode's KV of prompt + thinking + answer and takes it by position in turn 2"
+    text = "decode's KV of prompt + thinking + answer is taken by position in turn 2"
     where = pair.where
     keeps = re.search(
         r"[\"'](?:preserve_thinking[\"']\s*:\s*true|clear_thinking[\"']\s*:\s*false)",
@@ -151,7 +151,7 @@ def _template(pair: Pair) -> Finding:
     if family and not template and not keeps:
         return say(
             "KVP542", "bidirectional", "error",
-            f"{text}; {model}'s own template leaves out earlier <think> text, so turn 2 gets wrong KV without any error",
+            f"bidirectional_kv_xfer is on, and {model}'s own template leaves out earlier <think> text\n{text}: wrong KV without any error",
             code="bidirectional_with_dropping_template", where=where,
             fix="Turn bidirectional_kv_xfer off, or use a template that keeps reasoning and have the client send it back.",
             commands=(check,), links=("https://github.com/vllm-project/vllm/issues/43094",),
@@ -159,13 +159,14 @@ def _template(pair: Pair) -> Finding:
     if parser or family:
         return say(
             "KVP542", "bidirectional", "warn",
-            f"{text}; this is a thinking model ({model or parser}), and whether its template keeps earlier <think> text is not known here",
+            f"bidirectional_kv_xfer is on with a thinking model ({model or parser}), and its template was not checked\n"
+            f"{text}; whether the template keeps earlier <think> text is not known here",
             code="bidirectional_with_dropping_template", where=where, fix="Check the template before turning it on.",
             commands=(check,), links=("https://github.com/vllm-project/vllm/issues/43094",),
         )  # fmt: skip
     return say(
         "KVP542", "bidirectional", "info",
-        f"{text}: only templates that render turn 1 again exactly are safe",
+        f"bidirectional_kv_xfer is on: only templates that render turn 1 again exactly are safe\n{text}",
         code="bidirectional_template_unchecked", where=where, fix="Check the template.", commands=(check,),
     )  # fmt: skip
 

@@ -51,7 +51,7 @@ def _fields(instance: Instance, config: kvc.KvConfig) -> list[Finding]:
         out.append(
             say(
                 "KVP507", "kv-config-fields", "error",
-                f"{', '.join(removed)} {'was' if len(removed) == 1 else 'were'} removed from KVTransferConfig in vLLM 0.32; "
+                f"{', '.join(removed)} {'was' if len(removed) == 1 else 'were'} removed from KVTransferConfig in vLLM 0.32\n"
                 f"{named(version)} answers: Unexpected keyword argument",
                 code="kv_config_unknown_field", where=instance.where,
                 fix=f"Delete {', '.join(removed)} from {kvc.FLAG}; nothing replaces {'it' if len(removed) == 1 else 'them'}.",

@@ -36,7 +36,7 @@ def config_present(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP509", "kv-config-present", "info",
-                    f"no Dynamo worker has {kvc.FLAG}: older Dynamo releases choose NIXL themselves (--connector), newer ones do not",
+                    f"no Dynamo worker has {kvc.FLAG}\nolder Dynamo releases choose NIXL themselves (--connector), newer ones do not",
                     code="kv_transfer_config_missing", where=instance.where,
                     fix="Set it on both workers, so that the connector does not depend on the release.",
                 )
@@ -49,7 +49,7 @@ def config_present(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         found.append(
             say(
                 "KVP509", "kv-config-present", "error",
-                f"the {instance.role} instance has no {kvc.FLAG}: it starts, and decode computes every prompt itself",
+                f"the {instance.role} instance has no {kvc.FLAG}\nit starts, and decode computes every prompt itself",
                 code="kv_transfer_config_missing", where=instance.where,
                 fix=f"Give it the same connector as the other side: {kvc.FLAG} "
                 f'\'{{"kv_connector":"{sample}","kv_role":"{role}"}}\'.',
@@ -135,7 +135,7 @@ def _role(instance: Instance, config: kvc.KvConfig) -> list[Finding]:
         return [
             say(
                 "KVP511", "kv-role", "error",
-                f"kv_role is missing beside {config.connector}; vLLM answers: Please specify kv_role when kv_connector is set",
+                f"kv_role is missing beside {config.connector}\nvLLM answers: Please specify kv_role when kv_connector is set",
                 code="kv_role_missing", where=instance.where, fix=f'Add "kv_role": "{right}".',
             )
         ]  # fmt: skip
@@ -206,7 +206,7 @@ def same_connector(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP512", "same-connector", "error",
-                    f"prefill uses {shown[0]} and decode {shown[1]} (kv_connector): neither understands the other's kv_transfer_params",
+                    f"prefill uses {shown[0]} and decode {shown[1]} (kv_connector)\nneither understands the other's kv_transfer_params",
                     code="connector_mismatch", where=pair.where, fix="Use the same connector on both sides.",
                 )
             )  # fmt: skip

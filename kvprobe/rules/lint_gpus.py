@@ -34,7 +34,7 @@ def gpus(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         found.append(
             say(
                 "KVP522", "gpu-shared", "error",
-                f"GPU {', '.join(common)} is used by both with memory shares {said[0]} + {said[1]} > 1: the second runs out of memory",
+                f"GPU {', '.join(common)} is used by both with memory shares {said[0]} + {said[1]} > 1\nthe second runs out of memory",
                 code="same_gpu_overcommit", where=f"{a.where} / {b.where}",
                 fix="Give each its own GPU (CUDA_VISIBLE_DEVICES), or lower --gpu-memory-utilization so that they sum to less than 1.",
                 notes=(f"CUDA_VISIBLE_DEVICES is not set on {' and '.join(unset)}, so counting starts at GPU 0.",) if unset else (),
@@ -89,15 +89,16 @@ def containers(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             missing.append("have separate PID namespaces")
         if blind:
             missing.append("each see only their own GPU")
-        pod = left.kind == "pod"
+        pod, compose = left.kind == "pod", left.kind == "compose"
         fix = (
             ("shareProcessNamespace: true" if left.unit == right.unit else "hostPID: true on both") if pod
+            else f"pid: service:{left.unit} on decode (or pid: host on both), ipc: host" if compose
             else f"--pid=container:{left.name or 'PREFILL'} on decode (or --pid=host on both), --ipc=host"
         )  # fmt: skip
         found.append(
             say(
                 "KVP523", "containers-cuda-ipc", "warn",
-                f"the containers {' and '.join(missing)}, so UCX cannot use cuda_ipc between them and KV goes over TCP "
+                f"the containers {' and '.join(missing)}: UCX cannot use cuda_ipc between them\nKV goes over TCP "
                 "at under 1 GB/s, without an error",
                 code="containers_no_cuda_ipc", where=pair.where,
                 fix=f"Set {fix}, and give both containers both GPUs, choosing with CUDA_VISIBLE_DEVICES.",

@@ -28,9 +28,9 @@ def hash_factors(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP513", "compat-hash", "error",
-                    f"{what} differs: prefill {left}, decode {right}; it is part of NIXL's compatibility hash, so every "
+                    f"{what} differs: prefill {left}, decode {right}\nit is part of NIXL's compatibility hash, so every "
                     "request fails with a hash mismatch" if not unchecked else
-                    f"{what} differs: prefill {left}, decode {right}; enforce_handshake_compat is off, so decode reads it as its own",
+                    f"{what} differs: prefill {left}, decode {right}\nenforce_handshake_compat is off, so decode reads it as its own",
                     code="compat_hash_factor_differs", where=pair.where, fix=fix,
                     notes=("vLLM itself shows only the two digests.",),
                 )
@@ -140,7 +140,7 @@ def same_prompt(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
                 found.append(
                     say(
                         "KVP517", "same-prompt", "warn",
-                        f"{option} differs: prefill {left or 'unset'}, decode {right or 'unset'}; if the token ids differ, decode "
+                        f"{option} differs: prefill {left or 'unset'}, decode {right or 'unset'}\nif the token ids differ, decode "
                         "takes wrong KV without an error",
                         code="prompt_rendering_differs", where=pair.where, fix=f"Use the same {option} on both sides.",
                     )

@@ -60,7 +60,7 @@ def _advertised(side: Instance, pair: Pair) -> Iterable[Finding]:
     if value is None or value == "":
         yield say(
             "KVP520", "side-channel-host", "error",
-            f"{HOST} is not set on {side.role}, so it hands out localhost: {other.role} on another host then asks itself "
+            f"{HOST} is not set on {side.role}, so it hands out localhost\n{other.role} on another host then asks itself "
             "(engine ID mismatch or a timeout)",
             code="side_channel_host_missing", where=side.where,
             fix=f"Set {advice}; and its own address on {other.role} too.", links=(NIXL_GUIDE,),
@@ -156,7 +156,7 @@ def _side_channel(a: Instance, b: Instance, left: range, right: range, port: int
     )
     return say(
         "KVP521", "ports", "error",
-        f"{why}; the second engine's listener dies (Address already in use) and its start hangs",
+        f"{why}\nthe second engine's listener dies (Address already in use) and its start hangs",
         code="side_channel_port_collision", where=file,
         fix=f"Set {PORT}={left[0]} on one and {PORT}={second} on the other"
         + (f", at least {ranks} apart (data_parallel_size)." if ranks > 1 else "."),

@@ -36,7 +36,7 @@ def parallel_shape(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP514", "parallel-shape", "error",
-                    f"prefill TP {p} > decode TP {d} (--tensor-parallel-size) is not supported by {named(pair.decode.version)}: "
+                    f"prefill TP {p} > decode TP {d} (--tensor-parallel-size) is not supported by {named(pair.decode.version)}\n"
                     "Decode TP cannot be smaller than prefill TP",
                     code="tp_prefill_larger_unsupported", where=pair.where,
                     fix="Use vLLM 0.14 or later on both sides, or a decode TP that is at least prefill's.",
@@ -184,6 +184,7 @@ def kv_layout(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             continue
         # NIXL asks for LBHNC (HND) itself where nobody sets a layout.
         p, d = (_LAYOUTS.get((g or "HND").upper(), (g or "HND").upper()) for g in given)
+        unset = "unset (NIXL asks for HND)"
         permute = pair.decode.nixl.field("enable_permute_local_kv") or (
             pair.decode.kv and pair.decode.kv.field("enable_permute_local_kv")
         )
@@ -192,8 +193,8 @@ def kv_layout(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP516", "kv-layout", "error",
-                    f"VLLM_KV_CACHE_LAYOUT is {given[0] or 'unset'} on prefill and {given[1] or 'unset (NIXL asks for HND)'} on "
-                    f"{'decode' if given[1] else 'decode'}: the handshake refuses different layouts, whatever the TP (MLA models apart)",
+                    f"VLLM_KV_CACHE_LAYOUT differs: prefill {given[0] or unset}, decode {given[1] or unset}\n"
+                    "the handshake refuses different layouts, whatever the TP (MLA models apart)",
                     code="kv_layout_mismatch", where=pair.where, fix="Set the same VLLM_KV_CACHE_LAYOUT on both, best none or HND.",
                 )
             )  # fmt: skip

@@ -108,8 +108,8 @@ def entrypoint(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             what = " ".join(argv[:2])
             yield say(
                 "KVP503", "entrypoint-duplicated", "error",
-                f"{box.image} already starts the server (its ENTRYPOINT is vllm serve), so `{what}` becomes its first "
-                f"arguments: vllm serve {what} ...",
+                f"{box.image} already starts the server, and `{what}` is given again\n"
+                f"its ENTRYPOINT is vllm serve, so it runs: vllm serve {what} ...",
                 code="entrypoint_duplicated", where=instance.where,
                 fix=f'Drop "{what}" from the arguments, or replace the entrypoint'
                 + (" (command: in Kubernetes)." if box.kind == "pod" else " (entrypoint: [] in compose, --entrypoint in docker run)."),
@@ -161,7 +161,7 @@ def _valued(instance: Instance, flag: str, value: str) -> Finding:
     )
     return say(
         "KVP504", "options-known", "error",
-        f"{flag} takes no value, so `{value}` is an argument too many: vLLM answers unrecognized arguments: {value}",
+        f"{flag} takes no value, but `{value}` is given\nvLLM answers: unrecognized arguments: {value}",
         code="boolean_flag_with_value", where=instance.where, fix=f"Write {right}.",
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _option(instance: Instance, option: Option) -> list[Finding]:
         return [
             say(
                 "KVP504", "options-known", "error" if sure else "info",
-                f"{written} is no option of {named(version)}; vLLM answers: unrecognized arguments: {written}"
+                f"{written} is no option of {named(version)}\nvLLM answers: unrecognized arguments: {written}"
                 if sure
                 else f"{written} is not among the options of vLLM that kvprobe knows (0.10 to 0.33)",
                 code="unknown_flag", where=instance.where,
@@ -203,7 +203,7 @@ def _option(instance: Instance, option: Option) -> list[Finding]:
     return [
         say(
             "KVP504", "options-known", "error",
-            f"{option.name} no longer exists in {named(version)} (gone by {surface.show_version(row.gone_in or version)}); "
+            f"{option.name} no longer exists in {named(version)} (gone by {surface.show_version(row.gone_in or version)})\n"
             f"vLLM answers: unrecognized arguments: {option.name}",
             code="unknown_flag", where=instance.where, fix=f"Instead: {instead}.",
         )

@@ -52,7 +52,7 @@ def ucx_tls(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP530", "ucx-tls", "error",
-                    f"UCX_TLS={text} has no CUDA transport: NIXL refuses it on NVIDIA GPUs (Invalid UCX_TLS), older NIXL "
+                    f"UCX_TLS={text} has no CUDA transport\nNIXL refuses it on NVIDIA GPUs (Invalid UCX_TLS), older NIXL "
                     "takes GPU memory for host memory and crashes",
                     code="ucx_tls_no_cuda", where=instance.place("UCX_TLS"),
                     fix="Add cuda_copy and cuda_ipc (or cuda), or unset UCX_TLS.",
@@ -76,7 +76,7 @@ def _pair_tls(pair: Pair) -> Iterable[Finding]:
     if (p or d) and p != d:
         yield say(
             "KVP530", "ucx-tls", "warn" if p and d else "info",
-            f"UCX_TLS differs: prefill {p or 'unset'}, decode {d or 'unset'}; only transports that both have can be used",
+            f"UCX_TLS differs: prefill {p or 'unset'}, decode {d or 'unset'}\nonly transports that both have can be used",
             code="ucx_tls_differs", where=pair.where, fix="Set the same value on both sides, or unset it on both.",
         )  # fmt: skip
     for side in (pair.prefill, pair.decode):
@@ -87,7 +87,7 @@ def _pair_tls(pair: Pair) -> Iterable[Finding]:
         if pair.one_machine is True and not _allows(text, {"cuda_ipc", "cuda"}):
             yield say(
                 "KVP530", "ucx-tls", "warn",
-                f"UCX_TLS={text} leaves out cuda_ipc, so KV between GPUs of one host is staged through TCP or host memory "
+                f"UCX_TLS={text} leaves out cuda_ipc\nKV between GPUs of one host is then staged through TCP or host memory "
                 "(under 1 GB/s measured, instead of NVLink), without an error",
                 code="ucx_tls_excludes_cuda_ipc", where=place, fix="Add cuda_ipc (or cuda), or unset UCX_TLS.",
             )  # fmt: skip
@@ -120,7 +120,7 @@ def _no_rdma(pair: Pair, side: Instance, text: str, place: str) -> Finding:
     seen = f" although the hosts have {fabric}" if fabric else ""
     return say(
         "KVP530", "ucx-tls", severity,
-        f"UCX_TLS={text} has no RDMA transport (rc, dc, ud, ib): KV between hosts goes over TCP{seen}, at a fraction of "
+        f"UCX_TLS={text} has no RDMA transport (rc, dc, ud, ib)\nKV between hosts goes over TCP{seen}, at a fraction of "
         "the speed and without an error",
         code="ucx_tls_excludes_rdma", where=place, fix="Unset UCX_TLS, or add rc (or ib).",
     )  # fmt: skip
@@ -150,7 +150,7 @@ def ucx_devices(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP531", "ucx-devices", "info",
-                    f"{', '.join(nccl)} steer{'s' if len(nccl) == 1 else ''} NCCL only; NIXL moves KV with UCX, which reads UCX_NET_DEVICES",
+                    f"{', '.join(nccl)} steer{'s' if len(nccl) == 1 else ''} NCCL only\nNIXL moves KV with UCX, which reads UCX_NET_DEVICES",
                     code="nccl_vars_do_not_apply", where=instance.place(nccl[0]),
                     fix="Set UCX_NET_DEVICES (such as mlx5_0:1) if the KV has to take certain NICs.",
                 )
@@ -171,8 +171,7 @@ def telemetry(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             found.append(
                 say(
                     "KVP532", "nixl-telemetry", "error",
-                    f"NIXL_TELEMETRY_ENABLE={text}: vLLM asks each finished transfer for its timing, gets an error and fails the "
-                    "request although the KV has arrived",
+                    f"NIXL_TELEMETRY_ENABLE={text} makes vLLM fail requests whose KV has arrived\nvLLM asks each finished transfer for its timing and gets an error",
                     code="nixl_telemetry_disabled", where=instance.place("NIXL_TELEMETRY_ENABLE"),
                     fix="Unset NIXL_TELEMETRY_ENABLE or set it to y.",
                 )
@@ -198,7 +197,7 @@ def expandable_segments(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             title = (
                 f"{named(instance.version)} refuses {name}=expandable_segments:True together with a KV connector"
                 if refused
-                else f"{name}=expandable_segments:True passes {named(instance.version)}'s check, but registered KV memory can move: "
+                else f"{name}=expandable_segments:True passes {named(instance.version)}'s check, but registered KV memory can move\n"
                 "cuda_ipc is lost silently (TCP instead) or RDMA reads fail"
             )
             found.append(
