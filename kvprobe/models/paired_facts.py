@@ -213,7 +213,6 @@ class LiveFacts(msgspec.Struct, frozen=True, kw_only=True):
     predictions: tuple[Prediction, ...] = ()
     rung4: dict[int, float] = {}
     """Transfer of NIXL alone by prompt length, seconds, from the preflight report."""
-    evidence: tuple[str, ...] = ()
 
     def server(self, role: str) -> Server | None:
         return next((s for s in self.servers if s.role == role), None)

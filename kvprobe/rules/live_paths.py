@@ -31,7 +31,7 @@ def interference(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
                 id="KVP693",
                 name="itl-interference",
                 status=Status.SKIP,
-                title=f"At {rate:g} prompts a second too few gaps came for a p99 ({min(pd.gaps, colocated.gaps)})",
+                title=f"Long prompts at {rate:g}/s: too few gaps came for a p99 ({min(pd.gaps, colocated.gaps)})",
                 where=f"{rate:g}/s",
             )
             continue
@@ -45,7 +45,7 @@ def interference(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
             id="KVP693",
             name="itl-interference",
             status=status,
-            title=f"At {rate:g} long prompts a second: ITL p99 {format_seconds(pd.itl_p99)} through P/D, "
+            title=f"Long prompts at {rate:g}/s: ITL p99 {format_seconds(pd.itl_p99)} through P/D, "
             f"{format_seconds(colocated.itl_p99)} colocated",
             measured=Quantity(value=pd.itl_p99, unit="s", statistic="p99", samples=pd.gaps),
             expected=Expected(source="--tpot-slo", max=slo, unit="s")

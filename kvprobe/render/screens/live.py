@@ -34,7 +34,11 @@ def blocks(report: Report, look: Look) -> list[Block]:
     if result.get("proxy"):
         found.append(Block("proxy", (_proxy(result["proxy"]),)))
     if result.get("load"):
-        found.append(Block("streams while long prompts arrive", (_load(result["load"]),)))
+        roles = {s["role"] for s in result.get("servers") or []}
+        title = "streams while long prompts arrive"
+        if "colocated" not in roles:
+            title += " (colocated: both servers, in turn)"
+        found.append(Block(title, (_load(result["load"]),)))
     if hops := (result.get("four_hops") or {}).get("medians"):
         found.append(Block("four hops: render, prefill, decode, derender (medians)", (_hops(hops),)))
     return found
@@ -91,7 +95,9 @@ def _notes(result: dict[str, Any], *, narrow: bool) -> list[RenderableType]:
         lines.append(
             "prefill: its call; decode: its call to the first token; transfer: decode's counters (mean)"
         )
-    lines += [f"first contact: {_seconds(cold)} from decode call to first token, not in the medians"]
+    lines += [
+        f"first contact: {_seconds(cold)} from decode call to first token (cold if this pair is fresh); not in the medians"
+    ]
     moved = [(r["prompt_tokens"], r["transfer"]) for r in result["lengths"] if r.get("transfer")]
     for tokens, one in moved[-1:]:
         size = format_bytes(one["bytes"]) if one.get("bytes") else _UNKNOWN
