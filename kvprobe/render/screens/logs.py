@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +41,8 @@ def _engines(engines: list[dict[str, Any]], look: Look) -> RenderableType:
     """Wide enough for 80 columns with six figures, 100 with eight, 120 with all."""
     level = 2 if look.width >= 120 else 1 if look.width >= 100 else 0
     columns = [c for c in _COLUMNS if c[1] <= level]
-    table = Table.grid(padding=(0, 2))
-    table.add_column(overflow="fold", max_width=30 if level else 20)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(overflow="fold", max_width=24)
     for _ in columns:
         table.add_column(justify="right", no_wrap=True)
     table.add_row("", *(Text(name, style="dim") for name, _, _ in columns))
@@ -97,6 +98,7 @@ def _name(e: dict[str, Any]) -> str:
         e.get("source")
         or str(e.get("url") or e.get("file") or "").removesuffix("/metrics").rsplit("/", 1)[-1]
     )
+    place = re.sub(r"\.(?:gz|zst|xz|bz2)$", "", place)
     engine = f" engine {e['engine']}" if e.get("engine") not in (None, "") else ""
     return f"{place}{engine} {str(e['connector']).removesuffix('Connector')}"
 
@@ -129,7 +131,9 @@ def _timeline_title(timeline: dict[str, Any]) -> str:
 def _timeline(timeline: dict[str, Any], look: Look) -> RenderableType:
     rows = _grouped(timeline["bins"], _ROWS)
     longest = max((r["mean"] for r in rows if r["mean"] is not None), default=0.0)
-    room = max(8, min(50, look.width - 68))
+    room = max(
+        8, min(50, look.width - (70 if any(r["failed"] or r["expired"] or r["late"] for r in rows) else 46))
+    )
     table = Table.grid(padding=(0, 2))
     for justify in ("left", "left", "right", "right", "left"):
         table.add_column(justify=justify, no_wrap=True)
