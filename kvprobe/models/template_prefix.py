@@ -234,7 +234,8 @@ def _reaches(block: Block, whole: str, at: int) -> bool:
 def _calls(turns: Turns) -> list[dict[str, Any]]:
     at = answer_index(turns.turn1, turns.turn2)
     calls = turns.turn2.messages[at].get("tool_calls") if at is not None else None
-    return [c["function"] for c in calls or [] if isinstance(c, dict) and isinstance(c.get("function"), dict)]
+    calls = calls if isinstance(calls, list) else []
+    return [c["function"] for c in calls if isinstance(c, dict) and isinstance(c.get("function"), dict)]
 
 
 def _in_tool_call(turns: Turns, whole: str, second: str, at: int, prompt_chars: int) -> bool:

@@ -48,6 +48,9 @@ FAMILIES = (
 )  # fmt: skip
 
 
+BLOCK_LIMIT = 256
+
+
 class Block(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of reasoning: ``start`` at its opening mark, ``end`` behind its closing mark."""
 
@@ -62,22 +65,22 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_blocks(text: str) -> list[Block]:
-    """Every reasoning block in ``text``, in order; an unclosed one reaches to the end (cut off while thinking)."""
+    """The reasoning blocks in ``text``, in order, the last ``BLOCK_LIMIT`` of them.
+
+    An unclosed one reaches to the end (cut off while thinking). Of several opening marks before one closing mark the
+    last counts: the others are talk about the mark.
+    """
     found: list[Block] = []
     for marks in FAMILIES:
         at = 0
         while (start := text.find(marks.opening, at)) >= 0:
+            close = text.find(marks.closing, start + len(marks.opening))
+            start = text.rfind(marks.opening, start, close if close >= 0 else len(text))
             inner = start + len(marks.opening)
-            close = text.find(marks.closing, inner)
-            again = text.find(marks.opening, inner)
-            if 0 <= again < close:
-                # An opening mark without its own closing mark is talk about the mark, not reasoning.
-                at = inner
-                continue
             end, inner_end = (len(text), len(text)) if close < 0 else (close + len(marks.closing), close)
             found.append(Block(start=start, end=end, inner_start=inner, inner_end=inner_end, marks=marks))
-            at = max(end, inner)
-    return sorted(found, key=lambda b: b.start)
+            at = end
+    return sorted(found, key=lambda b: b.start)[-BLOCK_LIMIT:]
 
 
 def is_kept(block: Block, source: str, target: str) -> bool:
@@ -87,7 +90,9 @@ def is_kept(block: Block, source: str, target: str) -> bool:
         # An empty block may also stand in the next generation prompt: only the same place counts.
         empty = r"\s*" + re.escape(block.marks.opening) + r"\s*" + re.escape(block.marks.closing)
         return re.match(empty, target) is not None
-    if block.inner_end == block.end and inner in target:
+    if inner not in target:
+        return False
+    if block.inner_end == block.end:
         return True
     pattern = re.escape(inner) + r"\s*" + re.escape(block.marks.closing)
     return re.search(pattern, target) is not None

@@ -107,7 +107,7 @@ def remedy_text(facts: TemplateFacts, cell: Cell) -> str:
         switches, client = safe[0]
         need = ", with clients that send the reasoning back" if client == RETURNS else ""
         told = json.dumps(switches, ensure_ascii=False)
-        return f"Safe here with --default-chat-template-kwargs '{told}'{need}. Otherwise: {text}"
+        return f"Safe here with --default-chat-template-kwargs '{told}'{need}. Otherwise: {text[:1].lower()}{text[1:]}"
     return text
 
 

@@ -21,7 +21,8 @@ from typing import Any
 from kvprobe.workers.base import Worker, WorkerFailure, main
 from kvprobe.workers.template_inspect import inspect_template
 
-OUTPUT_LIMIT_CHARS = 8 * 1024 * 1024
+OUTPUT_LIMIT_CHARS = 4 * 1024 * 1024
+TOTAL_LIMIT_CHARS = 64 * 1024 * 1024
 
 
 class Renderer:
@@ -36,6 +37,7 @@ class Renderer:
         self.tree = self._environment.parse(text)
         self._template = self._environment.from_string(text)
         self.content_as_parts = False
+        self.total_chars = 0
 
     def __call__(self, request: dict[str, Any]) -> str:
         self._now = datetime.datetime.fromisoformat(request["now"])
@@ -198,7 +200,11 @@ def attempt(render: Renderer, request: dict[str, Any]) -> dict[str, Any]:
     import jinja2
 
     try:
-        return {"text": render(request)}
+        text = render(request)
+        render.total_chars += len(text)
+        if render.total_chars > TOTAL_LIMIT_CHARS:
+            raise MemoryError(f"its prompts are longer than {TOTAL_LIMIT_CHARS:,} characters in all")
+        return {"text": text}
     except jinja2.TemplateError as error:
         kind, message = "refused", str(error.message or error)
     except MemoryError as error:

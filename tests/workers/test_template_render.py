@@ -53,6 +53,24 @@ def test_an_endless_template_is_named_as_such(monkeypatch: pytest.MonkeyPatch) -
     assert "did not end" in (render(HOSTILE["endless loop"]).error or "")
 
 
+def test_many_long_prompts_are_limited_together() -> None:
+    source = TemplateSource(
+        text="{{ messages[0].content * 1000 }}", source="test"
+    )
+    prompts = [
+        Render(
+            id=str(i),
+            messages=[{"role": "user", "content": "x" * 4000}],
+            tools=None,
+            kwargs={},
+            now="2026-01-01",
+        )
+        for i in range(18)
+    ]
+    done = chat_template.render(System(), source, prompts, tokens={})
+    assert done.text("0") is not None and "in all" in (done.refusal("17") or "")
+
+
 @pytest.mark.parametrize(
     ("template", "text"),
     [

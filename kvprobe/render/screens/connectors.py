@@ -25,7 +25,7 @@ def blocks(report: Report, look: Look) -> list[Block]:
     transfer = result["transfer"]
     if transfer["rows"]:
         body: tuple[RenderableType, ...] = (
-            Text(f"{transfer['plan']}; {transfer['path']}", style="dim"),
+            Text(_caption(transfer), style="dim"),
             _rows(transfer["rows"]),
         )
         found.append(Block(title="Mooncake beside NIXL", body=body))
@@ -33,6 +33,12 @@ def blocks(report: Report, look: Look) -> list[Block]:
     if look.verbose:
         found.append(Block(title="out of scope", body=(Text(outside),)))
     return found
+
+
+def _caption(transfer: dict[str, Any]) -> str:
+    counts = sorted({row["samples"] for row in transfer["rows"]})
+    samples = "-".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
+    return f"{transfer['plan']}; {transfer['path']}; {samples} warm samples a row"
 
 
 def _connectors(states: list[dict[str, Any]]) -> Table:
@@ -50,21 +56,15 @@ def _connectors(states: list[dict[str, Any]]) -> Table:
 
 def _rows(rows: list[dict[str, Any]]) -> Table:
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
-    for column in ("library", "op", "blocks", "descriptors", "sent as", "median", "p90", "first", "rate"):
-        table.add_column(
-            column,
-            justify="right"
-            if column in ("descriptors", "sent as", "median", "p90", "first", "rate")
-            else "left",
-        )
+    for column in ("library", "blocks", "pieces", "median", "p90", "cold", "rate"):
+        table.add_column(column, justify="left" if column in ("library", "blocks") else "right")
     for row in rows:
+        pieces = row["descriptors_sent"] or row["descriptors"]
         table.add_row(
-            row["library"],
-            row["op"],
+            f"{row['library']} {row['op']}",
             row["order"],
-            f"{row['descriptors']:,}",
-            "" if row["descriptors_sent"] is None else f"{row['descriptors_sent']:,}",
-            _time(row["seconds_median"]) + (f" of {row['samples']}" if row["samples"] else ""),
+            f"{pieces:,}",
+            _time(row["seconds_median"]),
             _time(row["seconds_p90"]),
             _time(row["cold_seconds"]),
             "" if row["bytes_per_second"] is None else format_rate(row["bytes_per_second"]),
