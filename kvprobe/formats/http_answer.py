@@ -108,6 +108,12 @@ def _transport(who: str, answer: Answer) -> Explained:
             reason=f"{who} sent more than kvprobe reads{detail}.",
             remedy="Check that the URL is a vLLM server.",
         )
+    if answer.failure == CUT and answer.status is None:
+        return Explained(
+            code="connection_closed",
+            reason=f"{who} closed the connection without an HTTP answer{detail}.",
+            remedy="Look for a crash or restart of the server; check scheme and port (NIXL's side channel is no HTTP).",
+        )
     tokens = len(answer.stream.tokens) if answer.stream else 0
     if answer.failure == CUT:
         return Explained(

@@ -104,6 +104,7 @@ def answer(**fields: object) -> Answer:
         (answer(failure="tls"), "tls_failed"),
         (answer(failure="timeout"), "timeout"),
         (answer(failure="cut", status=200), "stream_cut"),
+        (answer(failure="cut"), "connection_closed"),
         (answer(failure="protocol"), "protocol_error"),
         (answer(failure="too_large", status=200), "answer_too_large"),
         (answer(status=401), "unauthorized"),

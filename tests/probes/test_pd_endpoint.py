@@ -143,4 +143,4 @@ def test_a_socket_that_is_no_http_server() -> None:
         ends.close()
         thread.join()
     assert found.failure is not None
-    assert found.failure.code == "protocol_error"
+    assert found.failure.code == "connection_closed"
