@@ -52,7 +52,7 @@ def read(files: dict[str, str], hosts: dict[str, str] | None = None, version: st
     """The facts that the rules see."""
     entries = tuple(e for role, text in (hosts or {}).items() if (e := parse_host(role, text)))
     launch: Launch = read_launch(files)
-    return gather([(launch, None)], entries, parse_version(version))
+    return gather([(launch, None)], entries, (parse_version(version), "--vllm-version"))
 
 
 def findings(

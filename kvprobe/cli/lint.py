@@ -28,7 +28,7 @@ from kvprobe.flows.lint import lint
 @click.option(
     "--vllm-version",
     metavar="VERSION",
-    help="The vLLM to judge by, where no image tag says it (default: 0.33.0).",
+    help="The vLLM to judge by, where no image tag says it (default: the installed one, else 0.33.0).",
 )
 @common_options
 def command(ctx: click.Context, common: Common, **params: Any) -> None:

@@ -17,6 +17,7 @@ from kvprobe.formats.launch_yaml import load_documents
 from kvprobe.formats.serve_command_surface import NEWEST, Version, parse_version, show_version
 from kvprobe.models.pd_instance import Instance, LintFacts
 from kvprobe.models.pd_pairs import gather, own_network
+from kvprobe.probes.connectors import installed
 from kvprobe.rules import (
     lint_around,
     lint_behaviour,
@@ -54,7 +55,7 @@ def lint(door: Door, params: dict[str, Any]) -> Draft:
         raise UsageError(
             "lint needs launch files, or --prefill and --decode command lines.", "See kvprobe lint --help."
         )
-    version = _version(params["vllm_version"])
+    version, told = _version(params["vllm_version"], door.system)
     hosts = tuple(_host(text) for text in params["host"])
     door.progress.step(f"reading {len(paths) or 'the'} launch {'file' if len(paths) == 1 else 'files'}")
     texts = {path: door.system.read_text(path, limit_bytes=LIMIT_BYTES) for path in paths}
@@ -66,7 +67,7 @@ def lint(door: Door, params: dict[str, Any]) -> Draft:
         for at, text in enumerate(params[role], 1):
             name = f"--{role}" if len(params[role]) == 1 else f"--{role} {at}"
             launches.append((read_command_line(text, name, beside), role))
-    facts = gather(launches, hosts, version, _config_reader(texts, beside))
+    facts = gather(launches, hosts, (version, told), _config_reader(texts, beside))
     if not facts.instances and not facts.problems and not (facts.proxies or facts.benches):
         raise FormatError(
             f"No vLLM launch was found in {', '.join(paths) or 'the command lines'}.",
@@ -86,13 +87,14 @@ def lint(door: Door, params: dict[str, Any]) -> Draft:
     )
 
 
-def _version(text: str | None) -> Version | None:
+def _version(text: str | None, system: System) -> tuple[Version | None, str]:
     if text is None:
-        return None
+        here = parse_version(installed(system).get("vllm", ""))
+        return here, "installed here" if here else ""
     version = parse_version(text)
     if version is None:
         raise UsageError(f"--vllm-version {text!r} is not a version such as 0.33.0.")
-    return version
+    return version, "--vllm-version"
 
 
 def _host(text: str) -> HostEntry:

@@ -22,12 +22,13 @@ _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 def gather(
     launches: Iterable[tuple[Launch, str | None]],
     hosts: tuple[HostEntry, ...],
-    version: Version | None,
+    version: tuple[Version | None, str],
     config_file: Callable[[str], dict[str, Any] | None] = lambda path: None,
 ) -> LintFacts:
     """Instances, pairs, proxies and benchmarks of all inputs.
 
-    Each launch comes with the role that ``--prefill``/``--decode`` gave it; ``version`` is ``--vllm-version``.
+    Each launch comes with the role that ``--prefill``/``--decode`` gave it; ``version`` holds where no image tag
+    says another, with its source.
     """
     instances: list[Instance] = []
     proxies: list[Helper] = []
@@ -90,14 +91,14 @@ def _with_loose_env(command: Command, loose: Mapping[str, dict[str, Setting]]) -
     return msgspec.structs.replace(command, env={**extra, **command.env}) if extra else command
 
 
-def _version(command: Command, given: Version | None) -> tuple[Version | None, str]:
+def _version(command: Command, given: tuple[Version | None, str]) -> tuple[Version | None, str]:
     image = command.box.image if command.box else ""
     path, _, tag = image.partition("@")[0].rpartition(":")
     if path and "vllm" in path and "dynamo" not in path and (found := parse_version(tag)):
         return found, f"image {image}"
     if "dynamo" in path:
         return None, f"image {image}"
-    return (given, "--vllm-version") if given else (None, "")
+    return given
 
 
 def _instance(
