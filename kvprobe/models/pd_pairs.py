@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
+from kvprobe.errors import FormatError
 from kvprobe.formats.kv_transfer_config import read_config
 from kvprobe.formats.launch_model import Command, HostEntry, Launch, Problem, Setting, is_dynamic
 from kvprobe.formats.serve_command import ServeCommand, parse_command
 from kvprobe.formats.serve_command_surface import Version, parse_version
 from kvprobe.models.pd_instance import ANY_ADDRESS, LOOPBACK, Helper, Instance, LintFacts, Pair, role_of
+from kvprobe.models.pd_roles import local_proxy, with_role
 
-_KV_ROLES = {"kv_producer": "prefill", "kv_consumer": "decode"}
-_PAIR_LIMIT = 400
+_INSTANCE_LIMIT = 128
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}")
 
 
@@ -56,12 +57,16 @@ def gather(
                 renders.append(Helper(command=command, serve=serve))
             elif kind in ("serve", "dynamo"):
                 instances.append(_instance(command, serve, role, its_version, its_source))
-    instances = [_with_role(i, proxies, instances) for i in instances]
+    if len(instances) > _INSTANCE_LIMIT:
+        raise FormatError(
+            f"{len(instances):,} vLLM instances are more than the {_INSTANCE_LIMIT} that lint compares."
+        )
+    instances = [with_role(i, proxies, instances) for i in instances]
     instances = [msgspec.structs.replace(i, host=_host(i, hosts)) for i in instances]
     variants = tuple((a, b) for a, b in _couples(instances) if _alternatives(a, b))
     dropped = {id(b) for _, b in variants}
     together = [(a, b) for a, b in _couples(instances) if id(a) not in dropped and id(b) not in dropped]
-    local = _local_proxy(proxies)
+    local = local_proxy(proxies)
     return LintFacts(
         instances=tuple(instances),
         pairs=tuple(_pairs(instances, local)),
@@ -77,7 +82,7 @@ def gather(
 
 
 def _couples(items: list[Instance]) -> list[tuple[Instance, Instance]]:
-    return [(a, b) for at, a in enumerate(items) for b in items[at + 1 :]][: _PAIR_LIMIT * 4]
+    return [(a, b) for at, a in enumerate(items) for b in items[at + 1 :]]
 
 
 def _with_loose_env(command: Command, loose: Mapping[str, dict[str, Setting]]) -> Command:
@@ -112,82 +117,6 @@ def _instance(
         version=version,
         version_from=source,
         kv=read_config(serve),
-    )
-
-
-def _with_role(instance: Instance, proxies: list[Helper], everyone: list[Instance]) -> Instance:
-    if instance.role:
-        return instance
-    mode = next(
-        (o.value for o in instance.serve.options if o.written.split("=")[0] == "--disaggregation-mode"), None
-    )
-    if mode in ("prefill", "decode"):
-        return msgspec.structs.replace(instance, role=mode, role_from="--disaggregation-mode")
-    flags = [o.written for o in instance.serve.options]
-    if instance.serve.program.kind == "dynamo" and "--is-prefill-worker" in flags:
-        return msgspec.structs.replace(instance, role="prefill", role_from="--is-prefill-worker")
-    hints = [*instance.command.hints, instance.command.name, instance.command.file]
-    for hint in hints:
-        if found := role_of(hint):
-            return msgspec.structs.replace(instance, role=found, role_from=f"the name {hint!r}")
-    if found := _role_in_proxy(instance, proxies, everyone):
-        return msgspec.structs.replace(instance, role=found, role_from="the proxy's ports")
-    for config in instance.connectors:
-        if config.role in _KV_ROLES:
-            return msgspec.structs.replace(instance, role=_KV_ROLES[config.role], role_from="kv_role")
-    return msgspec.structs.replace(instance, role=None, role_from="nothing tells it")
-
-
-def targets(proxy: Helper) -> dict[str, list[tuple[str, str]]]:
-    """``prefill`` and ``decode`` -> (host, port) that the proxy sends to, as far as its options tell."""
-    found: dict[str, dict[str, list[str]]] = {"prefill": {}, "decode": {}}
-    words = proxy.command.argv
-    for at, word in enumerate(words):
-        key, _, inline = word.partition("=")
-        role = role_of(key.replace("-", " ").replace("_", " ")) if key.startswith("--") else None
-        if role is None:
-            continue
-        values = [inline] if inline else []
-        for value in () if inline else words[at + 1 :]:
-            if value.startswith("--"):
-                break
-            values.append(value)
-        what = "port" if "port" in key else "host" if "host" in key or "addr" in key else "url"
-        found[role].setdefault(what, []).extend(values)
-    out: dict[str, list[tuple[str, str]]] = {}
-    for role, lists in found.items():
-        hosts, ports = lists.get("host", []), lists.get("port", [])
-        pairs = [
-            (hosts[min(n, len(hosts) - 1)] if hosts else "localhost", port) for n, port in enumerate(ports)
-        ]
-        for url in lists.get("url", []):
-            bare = re.sub(r"^https?://", "", url).split("/")[0]
-            host, colon, port = bare.rpartition(":")
-            if colon and port.isdigit():
-                pairs.append((host, port))
-        out[role] = pairs
-    return out
-
-
-def _role_in_proxy(instance: Instance, proxies: list[Helper], everyone: list[Instance]) -> str | None:
-    port = str(instance.http_port)
-    if sum(i.http_port == instance.http_port for i in everyone) > 1:
-        return None
-    roles = {
-        role
-        for proxy in proxies
-        for role, found in targets(proxy).items()
-        if any(p == port for _, p in found)
-    }
-    return roles.pop() if len(roles) == 1 else None
-
-
-def _local_proxy(proxies: list[Helper]) -> bool:
-    """A proxy that reaches both sides through localhost: they run where it runs."""
-    return any(
-        all(found and all(LOOPBACK.match(host) for host, _ in found) for found in targets(proxy).values())
-        for proxy in proxies
-        if proxy.command.box is None
     )
 
 
@@ -295,4 +224,4 @@ def _pairs(instances: list[Instance], local: bool) -> list[Pair]:
         Pair(prefill=p, decode=d, one_host=one_host(p, d, local), one_machine=one_machine(p, d, local))
         for p in prefills
         for d in decodes
-    ][:_PAIR_LIMIT]
+    ]

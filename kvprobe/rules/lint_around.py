@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from kvprobe.finding import Finding
 from kvprobe.formats.launch_model import base_name, is_dynamic
 from kvprobe.models.pd_instance import LOOPBACK, Helper, Instance, LintFacts
-from kvprobe.models.pd_pairs import targets
+from kvprobe.models.pd_roles import targets
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.rules.lint_base import before, merged, say

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvprobe.errors import FormatError
 from kvprobe.models.pd_instance import Instance, role_of
 from kvprobe.models.pd_pairs import one_host, one_machine
 from tests.launches import ONE_HOST, TWO_HOSTS, nixl, pair, read, serve
@@ -124,3 +125,8 @@ def test_environment_files_that_nobody_reads_go_to_the_role_in_their_name() -> N
     files = pair() | {"decode.env": "A=1\n", "common.env": "B=2\n"}
     by_role = {i.role: set(i.env) & {"A", "B"} for i in instances(files)}
     assert by_role == {"prefill": {"B"}, "decode": {"A", "B"}}
+
+
+def test_more_instances_than_can_be_compared_are_refused() -> None:
+    with pytest.raises(FormatError, match="more than the 128"):
+        read({"prefill.sh": serve("", "", P) * 129})

@@ -134,6 +134,13 @@ def test_rdma_is_asked_for_between_hosts_only() -> None:
     assert alarms(near, ONE_HOST) == {}
 
 
+def test_nccl_variables_are_told_apart_from_ucx_ones() -> None:
+    env = "VLLM_NIXL_SIDE_CHANNEL_HOST=192.0.2.11 NCCL_IB_HCA=mlx5"
+    launch = {"prefill.sh": serve(env, "", P), "decode.sh": serve(env.replace("11", "12"), "", D)}
+    assert codes(launch, TWO_HOSTS) == {"nccl_vars_do_not_apply": "info"}
+    assert codes(pair(prefill_env=PREFILL_ENV + " NCCL_IB_HCA=mlx5"), ONE_HOST) == {}
+
+
 def test_libfabric_does_not_read_ucx_variables() -> None:
     extra = '"kv_connector_extra_config":{"backends":["LIBFABRIC"]}'
     launch = pair(
