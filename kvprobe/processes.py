@@ -70,7 +70,7 @@ class _Child:
         self.process = process
         self.event_fd = events
         self.log = log
-        self.buffer = b""
+        self.buffer = bytearray()
         self.events: list[Event] = []
         self.result: dict[str, Any] | None = None
         self.error: str | None = None
@@ -83,6 +83,8 @@ class _Child:
 
     def take(self, data: bytes, on_event: Callable[[str, Event], None]) -> None:
         self.buffer += data
+        if b"\n" not in data:
+            return  # a long result comes in pieces: split it once, when it is whole
         *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
             self.last_event_at = time.monotonic()
