@@ -68,7 +68,7 @@ def jamba(context: Context) -> list[LayerGroup]:
 def zamba2(context: Context) -> list[LayerGroup]:
     """Zamba2: Mamba-2 in every layer, attention of double width in the hybrid ones too."""
     fields = context.fields
-    kinds = _kinds(context, "layers_block_type")
+    kinds = _kinds(context, "layers_block_type", context.layers())
     groups = fields.count("mamba_ngroups")
     if groups != 1 and groups % context.tp:
         raise context.refuse(
@@ -100,7 +100,8 @@ def falcon_h1(context: Context) -> list[LayerGroup]:
 
 def granite_hybrid(context: Context) -> list[LayerGroup]:
     """Granite 4: ``layer_types`` (or ``layers_block_type``) of mamba and attention."""
-    kinds = _kinds(context, "layer_types" if context.fields.has("layer_types") else "layers_block_type")
+    key = "layer_types" if context.fields.has("layer_types") else "layers_block_type"
+    kinds = _kinds(context, key, context.layers())
     attention = tuple(i for i, kind in enumerate(kinds) if kind in _ATTENTION)
     mamba = tuple(i for i, kind in enumerate(kinds) if kind in _RECURRENT)
     if not mamba:
@@ -157,7 +158,7 @@ def qwen_delta(context: Context) -> list[LayerGroup]:
     """Qwen3-Next, Qwen3.5 and OLMo-Hybrid: gated delta nets, every fourth layer attention."""
     count = context.layers()
     if context.fields.has("layer_types"):
-        kinds = _kinds(context, "layer_types")[:count]
+        kinds = _kinds(context, "layer_types", count)
     else:
         step = context.fields.count("full_attention_interval", default=4)
         kinds = ["linear_attention" if (i + 1) % step else "full_attention" for i in range(count)]
@@ -195,7 +196,7 @@ def lfm2(context: Context) -> list[LayerGroup]:
     """LFM2: short convolutions and attention, by ``layer_types`` or ``full_attn_idxs``."""
     count = context.layers()
     if context.fields.has("layer_types"):
-        kinds = _kinds(context, "layer_types")[:count]
+        kinds = _kinds(context, "layer_types", count)
     else:
         written = context.fields.items("full_attn_idxs")
         full = (
@@ -225,7 +226,7 @@ def _joined(
     return [group, context.attention(attention, kv_heads=context.kv_heads(), head_size=size)]
 
 
-def _kinds(context: Context, key: str) -> list[str]:
+def _kinds(context: Context, key: str, layers: int | None = None) -> list[str]:
     """The layer kinds under ``key``, a list of names or a text of letters. Raises Refused on unknown ones."""
     value = context.fields.raw(key)
     names = list(value) if isinstance(value, str | list) else None
@@ -237,6 +238,8 @@ def _kinds(context: Context, key: str) -> list[str]:
             raise context.refuse(
                 f"{key} names the unknown layer kind {str(name)[:40]!r}.", "unknown_layer_type"
             )
+    if layers is not None and len(names) != layers:
+        raise context.refuse(f"{key} names {len(names)} layers, there are {layers}.", "bad_value")
     return names
 
 

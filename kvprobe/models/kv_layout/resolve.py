@@ -27,7 +27,7 @@ from kvprobe.models.kv_layout.types import (
 HOPPER = "sm90"
 _LENGTHS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len", "model_max_length",
+    "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
 
 
@@ -202,6 +202,9 @@ def _assumed(context: Context) -> list[Assumption]:
 
 
 def _max_tokens(fields: Fields) -> int | None:
+    declared = fields.text.get("model_max_length")
+    if isinstance(declared, int) and declared > 0:
+        return declared
     found = [v for key in _LENGTHS if isinstance(v := fields.text.get(key), int) and v > 0]
     return min(found) if found else fields.class_default("max_position_embeddings")
 

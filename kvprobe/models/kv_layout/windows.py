@@ -33,15 +33,15 @@ def written_kinds(context: Context, layers: int) -> list[str] | None:
     written = context.fields.items("layer_types")
     if written is None:
         return None
-    if len(written) < layers:
-        raise context.refuse(f"layer_types names {len(written)} of {layers} layers.", "bad_value")
+    if len(written) != layers:
+        raise context.refuse(f"layer_types names {len(written)} layers, there are {layers}.", "bad_value")
     for kind in written:
         if not isinstance(kind, str) or kind not in _SYNONYMS:
             raise context.refuse(
                 f"layer_types names the layer kind {str(kind)[:40]!r}, for which {context.architecture} has no rule.",
                 "unknown_layer_type",
             )
-    return [_SYNONYMS[kind] for kind in written[:layers]]
+    return [_SYNONYMS[kind] for kind in written]
 
 
 def every(period: int, *keys: str, full_first: bool = False) -> Kinds:
