@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from pathlib import Path
 
 import click
@@ -27,8 +30,12 @@ def list_() -> None:
 
     found = gates()
     width = max(map(len, found), default=0)
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else 1000
     for name, path in found.items():
-        click.echo(f"{name:<{width}}  {purpose(path)}".rstrip())
+        first, *more = textwrap.wrap(purpose(path), max(30, room)) or [""]
+        click.echo(f"{name:<{width}}  {first}".rstrip())
+        for row in more:
+            click.echo(" " * (width + 2) + row)
 
 
 @command.command("show")

@@ -6,6 +6,7 @@ import io
 import re
 import textwrap
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
@@ -20,6 +21,7 @@ from kvprobe.render.words import describe_expected as describe_expected
 from kvprobe.render.words import describe_quantity as describe_quantity
 from kvprobe.report import Report
 
+_WHOLE_WORDS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
 _SYMBOL = {Status.PASS: "√", Status.WARN: "‼", Status.FAIL: "×", Status.UNKNOWN: "?", Status.SKIP: "-"}
 _WORD = {
     Status.PASS: "ok",
@@ -148,8 +150,13 @@ def _finding(console: Console, finding: Finding, look: Look) -> None:
     mark = _SYMBOL[status] if look.color and look.unicode else f"{_SYMBOL[status]} {_WORD[status]:<7}"
     line = Text(mark, style=_STYLE[status])
     line.append(f" {finding.id}  ", style="dim")
-    line.append(finding.title, style="dim" if status is Status.SKIP else "")
-    console.print(line)
+    # A long title goes on below itself; the terminal would break it inside a word.
+    first, *more = textwrap.wrap(finding.title, max(30, console.width - len(line)), **_WHOLE_WORDS) or [""]
+    style = "dim" if status is Status.SKIP else ""
+    indent = " " * len(line)
+    console.print(line.append(first, style=style))
+    for rest in more:
+        console.print(Text(indent + rest, style=style))
     if status is Status.PASS and not look.verbose:
         return
     for label, text in _details(finding, look):
@@ -182,11 +189,7 @@ def _details(finding: Finding, look: Look) -> list[tuple[str, str]]:
 def _indented(label: str, text: str, width: int) -> list[Text]:
     """Prose wraps under itself; a command stays on one line, so that it can be copied."""
     room = max(30, width - 13)
-    rows = (
-        [text]
-        if text.startswith("$ ")
-        else textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False)
-    )
+    rows = [text] if text.startswith("$ ") else textwrap.wrap(text, room, **_WHOLE_WORDS)
     return [
         Text.assemble("    ", (f"{label if index == 0 else '':<9}", "dim"), row)
         for index, row in enumerate(rows or [""])
