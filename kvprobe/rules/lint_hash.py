@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from kvprobe.finding import Finding
 from kvprobe.formats.serve_command_surface import show_version
@@ -13,7 +13,19 @@ from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.rules.lint_base import before, known, merged, say
 
+_SAME_DTYPE = {"half": "float16", "float": "float32"}
 _SPECULATIVE = ("eagle", "eagle3", "mtp", "dflash", "dspark")
+
+
+class Difference(NamedTuple):
+    """One factor that is not the same text on both sides."""
+
+    what: str
+    sides: Sequence[str]
+    """Prefill's and decode's."""
+    fix: str
+    perhaps: str = ""
+    """When the two may still come out equal; empty: they do not."""
 
 
 def hash_factors(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
@@ -23,18 +35,7 @@ def hash_factors(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         if pair.prefill.nixl is None or pair.decode.nixl is None:
             continue
         differing = list(_differing(pair))
-        for what, left, right, fix in differing:
-            unchecked = pair.decode.nixl.extra.get("enforce_handshake_compat") is False
-            found.append(
-                say(
-                    "KVP513", "compat-hash", "error",
-                    f"{what} differs: prefill {left}, decode {right}\nit is part of NIXL's compatibility hash, so every "
-                    "request fails with a hash mismatch" if not unchecked else
-                    f"{what} differs: prefill {left}, decode {right}\nenforce_handshake_compat is off, so decode reads it as its own",
-                    code="compat_hash_factor_differs", where=pair.where, fix=fix,
-                    notes=("vLLM itself shows only the two digests.",),
-                )
-            )  # fmt: skip
+        found += [_finding(pair, difference) for difference in differing]
         if not differing:
             found.append(
                 say(
@@ -46,59 +47,62 @@ def hash_factors(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
     yield from merged(found)
 
 
-def _differing(pair: Pair) -> Iterable[tuple[str, str, str, str]]:
+def _finding(pair: Pair, difference: Difference) -> Finding:
+    what, (left, right), fix, perhaps = difference
+    unchecked = (
+        pair.decode.nixl is not None and pair.decode.nixl.extra.get("enforce_handshake_compat") is False
+    )
+    effect = (
+        "enforce_handshake_compat is off, so decode reads prefill's KV as if it were its own" if unchecked
+        else f"it is part of NIXL's compatibility hash, so every request fails with a hash mismatch{perhaps}"
+    )  # fmt: skip
+    return say(
+        "KVP513", "compat-hash", "warn" if perhaps else "error",
+        f"{what} differs: prefill {left}, decode {right}\n{effect}",
+        code="compat_hash_factor_differs", where=pair.where, fix=fix,
+        notes=("vLLM itself shows only the two digests.",),
+    )  # fmt: skip
+
+
+def _differing(pair: Pair) -> Iterable[Difference]:
     p, d = pair.prefill, pair.decode
     if p.version and d.version and p.version != d.version:
-        yield (
-            "the vLLM version",
-            show_version(p.version),
-            show_version(d.version),
-            "Roll out the same vLLM on both sides at once.",
-        )
+        versions = show_version(p.version), show_version(d.version)
+        yield Difference("the vLLM version", versions, "Roll out the same vLLM on both sides at once.")
     if before(p.version, (0, 13, 0)) and before(d.version, (0, 13, 0)):
-        return
-    if (
-        p.serve.model
-        and d.serve.model
-        and known(p.serve.model, d.serve.model)
-        and p.serve.model != d.serve.model
-    ):
-        yield (
-            "the model string",
-            p.serve.model,
-            d.serve.model,
-            ("Give both the same text: both the same path or both the same hub id, of the same checkpoint."),
-        )
-    for option, default in (("--dtype", "auto"), ("--kv-cache-dtype", "auto")):
-        left, right = p.serve.get(option) or default, d.serve.get(option) or default
-        if known(left, right) and left != right:
-            yield option, left, right, f"Use the same {option} on both sides."
+        return  # no hash yet
+    models = [i.serve.model or "" for i in (p, d)]
+    if all(models) and known(*models) and models[0] != models[1]:
+        same = "Give both the same text: both the same path or both the same hub id, of the same checkpoint."
+        yield Difference("the model string", models, same)
+    yield from _dtypes(p, d)
     backends = [_backend(i) for i in (p, d)]
     if backends[0] != backends[1] and known(*(b or "auto" for b in backends)):
-        yield (
-            "the attention backend",
-            backends[0] or "auto",
-            backends[1] or "auto",
-            "Set the same --attention-backend on both.",
-        )
+        perhaps = "" if all(backends) else ", unless vLLM chooses this backend by itself"
+        shown = [b or "auto" for b in backends]
+        yield Difference("the attention backend", shown, "Set the same --attention-backend on both.", perhaps)
     if p.hma is not None and d.hma is not None and p.hma != d.hma and not before(p.version, (0, 20, 2)):
         words = ["on" if i.hma else "off" for i in (p, d)]
-        yield (
-            "the hybrid KV cache manager",
-            words[0],
-            words[1],
-            (
-                "Pass --disable-hybrid-kv-cache-manager on both sides, or on neither, with the same connectors."
-            ),
+        same = (
+            "Pass --disable-hybrid-kv-cache-manager on both sides, or on neither, with the same connectors."
         )
+        yield Difference("the hybrid KV cache manager", words, same)
     speculation = [_speculation(i) for i in (p, d)]
     if None not in speculation and speculation[0] != speculation[1] and not before(p.version, (0, 28, 0)):
-        yield (
-            "speculative decoding",
-            speculation[0] or "off",
-            speculation[1] or "off",
-            "Use the same method and draft model on both.",
-        )
+        words = [s or "off" for s in speculation]
+        yield Difference("speculative decoding", words, "Use the same method and draft model on both.")
+
+
+def _dtypes(p: Instance, d: Instance) -> Iterable[Difference]:
+    kv = [i.serve.get("--kv-cache-dtype") or "auto" for i in (p, d)]
+    if known(*kv) and kv[0] != kv[1]:
+        yield Difference("--kv-cache-dtype", kv, "Use the same --kv-cache-dtype on both sides.")
+    # The model's dtype is hashed after it is resolved, so `auto` may be the same as what the other side spells out.
+    given = [i.serve.get("--dtype") or "auto" for i in (p, d)]
+    weights = [_SAME_DTYPE.get(g, g) for g in given]
+    if known(*given) and weights[0] != weights[1]:
+        perhaps = ", unless auto gives the same for this checkpoint" if "auto" in weights else ""
+        yield Difference("--dtype", given, "Use the same --dtype on both sides.", perhaps)
 
 
 def _backend(instance: Instance) -> str | None:

@@ -40,9 +40,11 @@ def test_a_right_pair_is_clean() -> None:
         ("boolean_flag_with_value", "error", pair("--no-enable-prefix-caching true")),
         ("bidirectional_one_side", "error", pair(decode_config=nixl("kv_consumer", BIDIRECTIONAL))),
         ("bidirectional_one_side", "warn", pair(prefill_config=nixl("kv_producer", BIDIRECTIONAL))),
-        ("compat_hash_factor_differs", "error", pair("--dtype bfloat16")),
+        ("compat_hash_factor_differs", "warn", pair("--dtype bfloat16")),
+        ("compat_hash_factor_differs", "error", pair("--dtype bfloat16", "--dtype half")),
         ("compat_hash_factor_differs", "error", pair("", "--kv-cache-dtype bfloat16")),
-        ("compat_hash_factor_differs", "error", pair("--attention-backend FLASHINFER")),
+        ("compat_hash_factor_differs", "warn", pair("--attention-backend FLASHINFER")),
+        ("compat_hash_factor_differs", "error", pair("--attention-backend FLASHINFER", "--attention-backend FLASH_ATTN")),
         ("compat_hash_factor_differs", "error", pair("", "--disable-hybrid-kv-cache-manager")),
         ("compat_hash_factor_differs", "error", pair("", """--speculative-config '{"method":"mtp"}'""")),
         ("connector_mismatch", "error", pair(prefill_config=nixl("kv_producer", connector="MooncakeConnector"))),
@@ -132,6 +134,10 @@ def test_rdma_is_asked_for_between_hosts_only() -> None:
     assert alarms(launch, TWO_HOSTS) == {"ucx_tls_excludes_rdma": "warn"}
     near = pair(prefill_env=PREFILL_ENV + " UCX_TLS=cuda,tcp", decode_env=DECODE_ENV + " UCX_TLS=cuda,tcp")
     assert alarms(near, ONE_HOST) == {}
+
+
+def test_two_names_of_one_dtype_are_equal() -> None:
+    assert codes(pair("--dtype half", "--dtype float16"), ONE_HOST) == {}
 
 
 def test_nccl_variables_are_told_apart_from_ucx_ones() -> None:
