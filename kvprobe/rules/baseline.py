@@ -16,7 +16,7 @@ from kvprobe.rules.base import Rule, run_rules
 from kvprobe.units import format_quantity, significant
 
 KEY = "baseline_regression"
-_SUBJECT = ("model", "revision", "kv_cache_dtype", "block_size", "prefill", "decode")
+_SUBJECT = ("model", "revision", "kv_cache_dtype", "tp", "connector", "prefill", "decode")
 _VERSIONS = ("driver", "cuda", "nixl", "ucx", "vllm", "torch")
 _SET_AGAIN = Remedy(
     text="If the change was meant, keep this run as the new baseline.", commands=("kvprobe baseline set",)
@@ -55,8 +55,8 @@ def told_by(now: Report, before: Report | None) -> BaselineFacts:
         differences = (f"command {before.run.command} then, {now.run.command} now", *differences)
     if differences:
         return BaselineFacts(before_at=at, differences=differences)
-    old = {f.key: f for f in figures(before.result) if f.better and f.samples}
-    pairs = [(old[f.key], f) for f in figures(now.result) if f.samples and f.key in old]
+    old = {f.key: f for f in _sampled(before)}
+    pairs = [(old[f.key], f) for f in _sampled(now) if f.key in old]
     enough = [(a, b) for a, b in pairs if min(len(a.samples), len(b.samples)) >= FEW_SAMPLES]
     changes = tuple(c for a, b in enough if (c := _change(a, b)) is not None)
     return BaselineFacts(before_at=at, changes=changes, too_few=len(pairs) - len(enough))
@@ -156,6 +156,21 @@ RULES: tuple[Rule[BaselineFacts], ...] = (
 )
 
 
+def _sampled(report: Report) -> list[Figure]:
+    """Figures with raw samples, each set of samples once (rung 4 is a transfer series, too).
+
+    Of an --all-pairs run those of the pairs: the figures without a pair are the worst pair's, and that may be
+    another one next time.
+    """
+    found = [f for f in figures(report.result) if f.better and f.samples]
+    if report.result.get("pairs"):
+        found = [f for f in found if "pair" in f.labels]
+    once: dict[tuple[str | None, tuple[float, ...]], Figure] = {}
+    for figure in found:
+        once.setdefault((figure.labels.get("pair"), figure.samples), figure)
+    return list(once.values())
+
+
 def _change(before: Figure, now: Figure) -> Change | None:
     old, new = median(before.samples), median(now.samples)
     if old <= 0:
@@ -178,6 +193,11 @@ def _where(figure: Figure) -> str:
 
 def _identity(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {k: report.subject[k] for k in _SUBJECT if report.subject.get(k) is not None}
+    kv = report.result.get("kv")
+    if isinstance(kv, dict):
+        found |= {f"KV {k}": kv[k] for k in ("kv_cache_dtype", "block_size_tokens") if kv.get(k) is not None}
+    if report.result.get("memory"):
+        found["memory"] = report.result["memory"]
     for evidence in report.evidence:
         found |= {name: evidence.versions[name] for name in _VERSIONS if name in evidence.versions}
         if evidence.kind == "gpus":

@@ -81,6 +81,43 @@ def test_another_machine_is_said_not_compared(versions: dict[str, str], gpu: str
     assert only.id == "KVP911" and told in only.title
 
 
+def test_another_block_size_is_said_not_compared() -> None:
+    other = result()
+    other["kv"] = {**other["kv"], "block_size_tokens": 64}
+    (only,) = compare(told_by(report(result=other), report()), POLICY)
+    assert only.id == "KVP911" and "KV block_size_tokens 16 then, 64 now" in only.title
+
+
+def test_of_all_pairs_each_pair_is_compared_with_itself() -> None:
+    def pairs(first: float, second: float) -> Report:
+        each = [
+            {**result(tuple(s * f for s in SAMPLES)), "subject": name}
+            for name, f in (("GPU0 -> GPU1", first), ("GPU1 -> GPU0", second))
+        ]
+        worst = max(each, key=lambda r: r["transfers"][0]["median_seconds"])
+        return report(result={**worst, "pairs": each})
+
+    # The worst pair is another one, and neither has changed by more than the policy allows.
+    assert statuses(pairs(1.05, 1.0), pairs(1.0, 1.05)) == {"KVP910": {Status.PASS}}
+    findings = compare(told_by(pairs(1.0, 1.8), pairs(1.0, 1.0)), POLICY)
+    assert findings and all("GPU1 -> GPU0" in (f.where or "") for f in findings)
+
+
+def test_rung_4_is_told_once() -> None:
+    findings = compare(told_by(slower(1.8), report()), POLICY)
+    assert (
+        len(
+            [
+                f
+                for f in findings
+                if f.measured and "shuffled" in (f.where or "") and "8192" in (f.where or "")
+            ]
+        )
+        == 1
+    )
+    assert not [f for f in findings if "rung=4" in (f.where or "")]
+
+
 def test_no_baseline_and_nothing_in_common_are_unknown() -> None:
     assert statuses(report(), None) == {"KVP912": {Status.UNKNOWN}}
     assert statuses(report(result={}), report()) == {"KVP912": {Status.UNKNOWN}}
