@@ -5,9 +5,12 @@ from __future__ import annotations
 import getpass
 import re
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 _USERINFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/\s@]+@", re.IGNORECASE)
+_STAND_INS = {"serial": "0", "peer_hostname": "node-b"}
+"""Keys whose value names a machine, wherever they stand."""
 
 
 class Redactor:
@@ -17,7 +20,8 @@ class Redactor:
     _IPV4 = re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}\b")
     _MAC = re.compile(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE)
 
-    def __init__(self) -> None:
+    def __init__(self, hidden: Mapping[str, str] | None = None) -> None:
+        self._hidden = dict(hidden or {})
         names = {socket.gethostname(), socket.gethostname().split(".")[0]} - {"", "localhost"}
         self._host = re.compile(
             "|".join(rf"\b{re.escape(n)}\b" for n in sorted(names, key=len, reverse=True)) or r"$^"
@@ -30,13 +34,18 @@ class Redactor:
         if isinstance(value, str):
             return self._text(value)
         if isinstance(value, dict):
-            return {key: "0" if key == "serial" and item else self(item) for key, item in value.items()}
+            return {
+                key: _STAND_INS[key] if key in _STAND_INS and item else self(item)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self(item) for item in value]
         return value
 
     def _text(self, text: str) -> str:
         text = hide_passwords(text)
+        for name, instead in self._hidden.items():
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", instead, text)
         text = self._host.sub("node-a", text)
         text = self._home.sub("/home/user", text)
         text = self._UUID.sub(lambda m: self._number(m[0], "00000000-0000-4000-8000-{:012d}"), text)

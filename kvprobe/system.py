@@ -106,7 +106,10 @@ class System:
 
         def look() -> str:
             place = Path(path)
-            return "dir" if place.is_dir() else "file" if place.exists() else "absent"
+            try:
+                return "dir" if place.is_dir() else "file" if place.exists() else "absent"
+            except OSError as error:
+                raise ProbeError(f"{str(path)[:80]} cannot be looked at: {error.strerror}.") from None
 
         return str(self.observe("path", str(path), look))
 
@@ -125,6 +128,24 @@ class System:
         """An environment variable that must not be recorded: a recording keeps only whether it was set."""
         known = self.observe("secret", name, lambda: name in os.environ)
         return os.environ.get(name) if known and self.replayed_from is None else None
+
+    def secret_file(self, path: str | Path) -> str | None:
+        """The text of a file, without blanks around it, that must not be recorded; None in a replay. Raises ProbeError."""
+
+        def read() -> str:
+            try:
+                with Path(path).open(encoding="utf-8") as stream:
+                    return stream.read(65536).strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise ProbeError(
+                    f"{path} cannot be read: {getattr(error, 'strerror', 'not text')}."
+                ) from None
+
+        self.observe("secret_file", str(path), lambda: bool(read()))
+        return read() if self.replayed_from is None else None
+
+    def hide(self, names: Mapping[str, str]) -> None:
+        """Names of other machines -> what a recording says instead."""
 
     def now(self) -> datetime.datetime:
         """UTC now."""
@@ -182,6 +203,7 @@ class RecordingSystem(System):
         self._folder = folder
         self._request = request
         self._lines: list[dict[str, Any]] = []
+        self._hidden: dict[str, str] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -212,8 +234,11 @@ class RecordingSystem(System):
             # Also when the reader stops half-way: what it saw is what a replay must give.
             self._lines.append(entry)
 
+    def hide(self, names: Mapping[str, str]) -> None:
+        self._hidden |= names
+
     def close(self) -> None:
-        redact = Redactor()
+        redact = Redactor(self._hidden)
         text = "".join(json.dumps(redact(line), ensure_ascii=False) + "\n" for line in self._lines)
         write_atomically(self._folder / INPUTS, text.encode())
         write_atomically(self._folder / REQUEST, json.dumps(redact(self._request), indent=2).encode() + b"\n")

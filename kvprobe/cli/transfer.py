@@ -8,7 +8,11 @@ import click
 
 from kvprobe.cli.common import Common, common_options, execute
 from kvprobe.cli.types import DURATION, SIZE
+from kvprobe.flows import Door, Draft
+from kvprobe.flows.listen import listen
 from kvprobe.flows.transfer import measure_transfer
+from kvprobe.flows.two_nodes import connect
+from kvprobe.models.two_nodes import DEFAULT_PORT
 
 
 @click.command()
@@ -20,7 +24,7 @@ from kvprobe.flows.transfer import measure_transfer
     "--memory", type=click.Choice(["auto", "dram"]), default="auto", show_default=True, help="auto: the GPUs."
 )
 @click.option("--prefill-gpu", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA ordinal.")
-@click.option("--decode-gpu", type=click.IntRange(min=0), default=1, show_default=True, help="CUDA ordinal.")
+@click.option("--decode-gpu", type=click.IntRange(min=0), help="CUDA ordinal (default: 1; with --connect 0).")
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="As vllm serve's.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel size.")
 @click.option("--block-size", type=click.IntRange(min=1), help="As vllm serve's.")
@@ -41,6 +45,16 @@ from kvprobe.flows.transfer import measure_transfer
 @click.option(
     "--diagnose-budget", type=DURATION, default="120s", show_default=True, help="Time for these experiments."
 )
+@click.option("--listen", is_flag=False, flag_value=str(DEFAULT_PORT), metavar="[HOST:]PORT", help=f"Two nodes: hold prefill's side here (default: 127.0.0.1:{DEFAULT_PORT}).")  # fmt: skip
+@click.option("--connect", metavar="HOST:PORT", help="Two nodes: measure with the listener there, as decode.")
+@click.option(
+    "--token-file", metavar="FILE", help="The token that both nodes share (default: $KVPROBE_TOKEN)."
+)
+@click.option("--keep", is_flag=True, help="With --listen: serve one peer after another.")
+@click.option(
+    "--wait", type=DURATION, default="10min", show_default=True, help="With --listen: how long for a peer."
+)
+@click.option("--max-memory", type=SIZE, help="With --listen: lend at most this (default: 8 GiB of VRAM, 4 GiB of DRAM).")  # fmt: skip
 @common_options
 def command(ctx: click.Context, common: Common, **params: Any) -> None:
     """How fast this descriptor list moves, over which transport, and why.
@@ -49,5 +63,17 @@ def command(ctx: click.Context, common: Common, **params: Any) -> None:
     kvprobe transfer --model Qwen/Qwen2.5-7B-Instruct --in-flight 2 --in-flight 4 --in-flight 8
     kvprobe transfer --model Qwen/Qwen2.5-7B-Instruct --env UCX_TLS=^cuda_ipc --diagnose
     kvprobe transfer --regions 28 --descriptor-size 32KiB --blocks 512 --memory dram
+    kvprobe transfer --listen 0.0.0.0            on one node, KVPROBE_TOKEN set on both;
+    kvprobe transfer --connect node-a:18777 --model Qwen/Qwen2.5-7B-Instruct    on the other
     """
-    execute(ctx, common, params, measure_transfer)
+    if params["listen"] and params["connect"]:
+        raise click.UsageError("--listen and --connect are for two different nodes.")
+    if params["decode_gpu"] is None:
+        params["decode_gpu"] = 0 if params["connect"] else 1
+    execute(ctx, common, params, _flow)
+
+
+def _flow(door: Door, params: dict[str, Any]) -> Draft:
+    """Chosen here, not in :func:`command`: under ``--replay`` the recorded parameters decide."""
+    chosen = listen if params.get("listen") else connect if params.get("connect") else measure_transfer
+    return chosen(door, params)

@@ -20,7 +20,6 @@ from kvprobe.models.statistics import median
 from kvprobe.models.transfer import Setup, TransferFacts
 from kvprobe.policy import Policy
 from kvprobe.probes import capacity, raw_copy, transfer, ucx
-from kvprobe.processes import Event
 from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.units import format_bytes
 
@@ -167,11 +166,11 @@ def _climb(door: Door, plan: Plan, selection: Selection, setup: Setup, allowed: 
     return _Climbed(rungs=rungs, transfer=facts, evidence=tuple(evidence))
 
 
-def progress_of(door: Door, name: str) -> Callable[[Event], None]:
+def progress_of(door: Door, name: str) -> Callable[[dict[str, Any]], None]:
     """Tells the steps of a transfer worker as progress."""
     counts: dict[str, int] = {}
 
-    def told(event: Event) -> None:
+    def told(event: dict[str, Any]) -> None:
         if event["event"] == "step":
             door.progress.step(f"NIXL {event['step']} ({name})", index=event["index"], total=event["total"])
         elif event["event"] == "sample":
@@ -183,11 +182,11 @@ def progress_of(door: Door, name: str) -> Callable[[Event], None]:
     return told
 
 
-def nixl_rungs(facts: TransferFacts | None, operation: str) -> tuple[Rung, ...]:
+def nixl_rungs(facts: TransferFacts | None, operation: str, tokens: int = JUDGED_TOKENS) -> tuple[Rung, ...]:
     """Rungs 3 and 4 at the judged length; unknown where the series is missing."""
     rungs = []
     for number, order in ((3, "contiguous"), (4, "shuffled")):
-        series = facts.find(operation, order, JUDGED_TOKENS) if facts else None
+        series = facts.find(operation, order, tokens) if facts else None
         seen = facts.transport(operation) if facts else None
         if series is None:
             rungs.append(Rung(number=number, status="unknown", note="not measured"))

@@ -61,7 +61,7 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
     """Measure the asked series on one pair. Raises UsageError and ProbeError."""
     request = msgspec.convert(params, TransferRequest, strict=False)
     setup, capability, evidence = set_up(door, request)
-    plans, config = _plans(door, request, capability)
+    plans, config = plans_of(door, request, capability)
     if config is not None:
         evidence.append(config)
     steps = build_steps(request, plans)
@@ -101,19 +101,29 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
     return Draft(subject=subject, findings=tuple(findings), evidence=tuple(evidence), result=result)
 
 
-def set_up(door: Door, request: TransferRequest) -> tuple[Setup, str | None, list[AnyEvidence]]:
-    """The set-up, and the compute capability of the decode GPU (None: host memory)."""
+def environment(request: TransferRequest) -> dict[str, str | None]:
+    """``--env``; None takes a variable away. Raises UsageError."""
     env: dict[str, str | None] = {}
     for text in request.env:
         name, separator, value = text.partition("=")
         if not name:
             raise UsageError(f"--env {text!r} is not NAME=VALUE.", "NAME alone takes a variable away.")
         env[name] = value if separator else None
+    return env
+
+
+def setup_of(request: TransferRequest) -> Setup:
+    """The set-up that was asked for; which memory and which GPUs is another question."""
     backend = {"num_threads": str(request.threads)} if request.threads else {}
-    base = Setup(
-        processes=request.processes, visibility=request.visible, env=env, backend=backend,
+    return Setup(
+        processes=request.processes, visibility=request.visible, env=environment(request), backend=backend,
         kv_buffer_device=request.kv_buffer_device,
     )  # fmt: skip
+
+
+def set_up(door: Door, request: TransferRequest) -> tuple[Setup, str | None, list[AnyEvidence]]:
+    """The set-up, and the compute capability of the decode GPU (None: host memory)."""
+    base = setup_of(request)
     if request.memory == "dram":
         room = capacity.look(door.system)
         return (
@@ -137,7 +147,7 @@ def promised(evidence: list[AnyEvidence], operation: str) -> bool | None:
     return None if status in (None, "U") else status == "OK"
 
 
-def _plans(
+def plans_of(
     door: Door, request: TransferRequest, capability: str | None
 ) -> tuple[dict[int, DescriptorPlan], AnyEvidence | None]:
     """By prompt length; a plan given by hand counts as prompt length 0."""

@@ -34,6 +34,7 @@ TOPICS = (
     "transfer_quality",
     "diagnosis",
     "concurrency",
+    "two_nodes",
     "tuning",
     "budget",
     "live",

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvprobe.render import Look
 from kvprobe.render.screens import Block
+from kvprobe.render.screens.preflight import ladder_table
 from kvprobe.report import Report
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
@@ -17,6 +18,24 @@ from kvprobe.units import format_bytes, format_rate, format_seconds
 def blocks(report: Report, look: Look) -> list[Block]:
     result = report.result
     found = []
+    if result.get("nodes"):
+        found.append(Block("nodes", (_nodes(result["nodes"]),)))
+    if result.get("ladder"):
+        size = next((r["bytes"] for r in result["ladder"] if r.get("bytes")), 0)
+        found.append(
+            Block(f"ladder between the nodes, {format_bytes(size)}", (ladder_table(result["ladder"], look),))
+        )
+    for number, session in enumerate(result.get("sessions") or []):
+        body = (
+            _told(session["series"]),
+            *(Text(f"{op['operation']} over {op['label']}", style="dim") for op in session["network"]),
+        )
+        found.append(
+            Block(
+                f"session {number + 1}, measured by {session['decode']['hostname']} (medians of warm samples)",
+                body,
+            )
+        )
     if result.get("transfers"):
         rows = result["transfers"]
         over = {row["op"]: row.get("transport") or "unknown transport" for row in rows}
@@ -25,6 +44,41 @@ def blocks(report: Report, look: Look) -> list[Block]:
     if result.get("concurrency"):
         found.append(Block("transfers in flight", (_levels(result["concurrency"]),)))
     return found
+
+
+def _nodes(nodes: dict[str, Any]) -> RenderableType:
+    table = _table("role", "host", "kvprobe", "memory", "RDMA ports", "interfaces")
+    for column in table.columns[1:]:
+        column.justify = "left"
+    for role, node in nodes.items():
+        if node is None:
+            table.add_row(role, "unknown")
+            continue
+        ports = [f"{p['device']}:{p['port']} {p['state']}" for p in node["host"]["rdma"]]
+        up = [f"{d['name']} (MTU {d['mtu']})" for d in node["network"] if d["up"] and d["name"] != "lo"]
+        table.add_row(
+            role,
+            node["hostname"],
+            node["kvprobe"],
+            node["gpu"] or "host memory",
+            ", ".join(ports) or "none",
+            ", ".join(up[:4]) or "none but lo",
+        )
+    return table
+
+
+def _told(series: list[dict[str, Any]]) -> RenderableType:
+    table = _table("series", "bytes", "warm", "rate", "n")
+    for row in series:
+        seconds = row["median_seconds"]
+        table.add_row(
+            row["id"],
+            format_bytes(row["bytes"]),
+            format_seconds(seconds) if seconds else "not measured",
+            format_rate(row["bytes"] / seconds) if seconds else "",
+            str(row["samples"]),
+        )
+    return table
 
 
 def _table(*columns: str) -> Table:
