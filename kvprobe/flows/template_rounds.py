@@ -169,9 +169,13 @@ def _prepare(
     if written is None:
         return [cell("it does not print tool calls", 2, supported=exchange.name == "plain")], []
     clients = (matrix.RETURNED, matrix.DROPPED) if written.thinks else (matrix.NO_REASONING,)
-    cases = []
+    cases, failed = [], []
     for client in clients:
         source = matrix.DROPPED if client == matrix.NO_REASONING else client
+        message = info.refusal(f"{setting.id}:{source}:turn1")
+        if message:
+            failed.append(msgspec.structs.replace(cell(message, 1), client=client))
+            continue
         cases.append(
             Case(
                 id=f"{setting.id}:{client}",
@@ -187,7 +191,7 @@ def _prepare(
                 default=default,
             )
         )
-    return [], cases
+    return failed, cases
 
 
 def _judge(bench: Bench, cases: list[Case]) -> list[Judged]:

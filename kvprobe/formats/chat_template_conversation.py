@@ -75,11 +75,15 @@ def _check(request: Request, where: str) -> None:
             )
     if _depth(request.messages) > _DEPTH_LIMIT:
         raise FormatError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
-    if request.now is not None:
-        try:
-            datetime.datetime.fromisoformat(request.now)
-        except ValueError:
-            raise FormatError(f"{where}.now is {request.now!r}, not an ISO 8601 time.") from None
+    if request.now is not None and not _is_time(request.now):
+        raise FormatError(f"{where}.now is {request.now!r}, not an ISO 8601 time.")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return 1900 <= datetime.datetime.fromisoformat(text).year < 9000
+    except ValueError:
+        return False
 
 
 def _depth(value: Any) -> int:

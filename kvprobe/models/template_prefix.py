@@ -254,13 +254,15 @@ def _in_tool_call(turns: Turns, whole: str, second: str, at: int, prompt_chars: 
 
 def _call_edited(turns: Turns, generated: str) -> bool:
     """Whether the client sent other arguments than the model wrote (only JSON calls can be told)."""
-    written = [value for value in _json_objects(generated) if isinstance(value, dict)]
-    named = {str(v.get("name")): v.get("arguments", v.get("parameters")) for v in written if "name" in v}
-    for call in _calls(turns):
-        theirs = named.get(str(call.get("name")))
-        if theirs is not None and theirs != call.get("arguments"):
-            return True
-    return False
+    written: dict[str, list[Any]] = {}
+    for value in _json_objects(generated):
+        if isinstance(value, dict) and "name" in value:
+            written.setdefault(str(value["name"]), []).append(value.get("arguments", value.get("parameters")))
+    return any(
+        call.get("arguments") not in written[str(call.get("name"))]
+        for call in _calls(turns)
+        if str(call.get("name")) in written
+    )
 
 
 def _json_objects(text: str) -> list[Any]:

@@ -22,7 +22,7 @@ from kvprobe.workers.base import Worker, WorkerFailure, main
 from kvprobe.workers.template_inspect import inspect_template
 
 OUTPUT_LIMIT_CHARS = 4 * 1024 * 1024
-TOTAL_LIMIT_CHARS = 32 * 1024 * 1024
+TOTAL_LIMIT_CHARS = 16 * 1024 * 1024
 
 
 class Renderer:

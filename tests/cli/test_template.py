@@ -189,6 +189,10 @@ BAD_TURNS = {
         '{"turn1": {"messages": [{"role": "user"}], "now": "today"}, "turn2": {"messages": [{"role": "user"}]}, "generated_text": "a"}',
         "ISO 8601",
     ),
+    "far future": (
+        '{"turn1": {"messages": [{"role": "user"}], "now": "9999-12-31"}, "turn2": {"messages": [{"role": "user"}]}, "generated_text": "a"}',
+        "ISO 8601",
+    ),
     "wrong type": ('{"turn1": 1, "turn2": 2, "generated_text": 3}', "object"),
 }  # fmt: skip
 
