@@ -7,6 +7,7 @@ searched on its own, correct and slower. A line that holds no literal never beco
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -91,9 +92,31 @@ class _OneByOne:
         return sorted(found)
 
 
-def _matcher(literals: Sequence[bytes], active: Sequence[int]) -> _Hyperscan | _OneByOne:
+class _Single:
+    """One literal alone: StringZilla is faster than Hyperscan then, and needs no call back."""
+
+    def __init__(self, literal: bytes, index: int) -> None:
+        import stringzilla
+
+        self._find = stringzilla.find
+        self._literal, self._index = literal, index
+
+    def find(self, block: bytes) -> list[Found]:
+        found = []
+        at = self._find(block, self._literal)
+        while at >= 0:
+            end = at + len(self._literal)
+            found.append((end, self._index))
+            at = self._find(block, self._literal, end)
+        return found
+
+
+def _matcher(literals: Sequence[bytes], active: Sequence[int]) -> _Hyperscan | _OneByOne | _Single:
     if not active:
         return _OneByOne((), ())
+    if len(active) == 1:
+        with contextlib.suppress(ImportError):
+            return _Single(literals[active[0]], active[0])
     try:
         return _Hyperscan(literals, active)
     except ImportError:
@@ -109,57 +132,70 @@ class Scanner:
 
     def __init__(self, needles: Needles) -> None:
         self._needles = needles
+        self._alone = [frozenset((i,)) for i in range(len(needles.literals))]
         self._rest = b""
         self._tail = b""
         self.lines = 0
         """Newlines seen so far."""
 
     def feed(self, data: bytes) -> Iterator[Hit]:
-        """Hits of the lines that are complete now. A line beyond 1 MiB is searched in pieces."""
-        block = self._rest + data if self._rest else data
-        cut = block.rfind(b"\n") + 1
-        if not cut:
-            if len(block) < _LINE_LIMIT:
-                self._rest = block
+        """Hits of the lines that are complete now. A line beyond 1 MiB is searched in pieces.
+
+        Blocks are not copied: the line that began in the last one is finished on its own.
+        """
+        start = 0
+        if self._rest:
+            start = data.find(b"\n") + 1
+            if not start and len(self._rest) + len(data) < _LINE_LIMIT:
+                self._rest += data
                 return
-            cut = len(block)
-        self._rest = block[cut:]
-        yield from self._block(block[:cut] if cut < len(block) else block)
+            start = start or len(data)
+            line, self._rest = self._rest + data[:start], b""
+            yield from self._block(line, 0, len(line), data[start : start + CONTEXT_BYTES])
+        cut = data.rfind(b"\n", start) + 1
+        if not cut and len(data) - start >= _LINE_LIMIT:
+            cut = len(data)
+        if cut > start:
+            self._rest = data[cut:]
+            yield from self._block(data, start, cut)
+        else:
+            self._rest = data[start:]
 
     def finish(self) -> Iterator[Hit]:
         """Hits of a last line without a newline."""
         rest, self._rest = self._rest, b""
         if rest:
-            yield from self._block(rest)
+            yield from self._block(rest, 0, len(rest))
 
-    def _block(self, block: bytes) -> Iterator[Hit]:
+    def _block(self, block: bytes, first: int, last: int, beyond: bytes = b"") -> Iterator[Hit]:
+        """Hits in ``block[first:last]``, which ends with a line; ``beyond`` follows the block."""
         found = self._needles.find(block)
-        counted, number, at = 0, self.lines, 0
-        while at < len(found):
-            offset = found[at][0] - 1
-            start = block.rfind(b"\n", 0, offset) + 1
-            end = block.find(b"\n", offset)
-            end = len(block) if end < 0 else end
-            needles = set()
-            while at < len(found) and found[at][0] <= end:
-                needles.add(found[at][1])
+        counted, number, at, count = first, self.lines, 0, len(found)
+        while at < count and found[at][0] <= first:
+            at += 1
+        while at < count and found[at][0] <= last:
+            offset, needle = found[at]
+            start = block.rfind(b"\n", first, offset) + 1 or first
+            end = block.find(b"\n", offset, last)
+            if end < 0:
+                end = last
+            needles = self._alone[needle]
+            at += 1
+            while at < count and found[at][0] <= end:
+                needles |= self._alone[found[at][1]]
                 at += 1
             number += newlines(block, counted, start)
             counted = start
-            before = block[max(0, start - CONTEXT_BYTES) : start]
-            if start < CONTEXT_BYTES:
+            before = block[max(first, start - CONTEXT_BYTES) : start]
+            if len(before) < CONTEXT_BYTES and start - first < CONTEXT_BYTES:
                 before = (self._tail + before)[-CONTEXT_BYTES:]
-            yield Hit(
-                number + 1,
-                frozenset(needles),
-                block[start : min(end, start + _LINE_LIMIT)],
-                before,
-                (block[end + 1 : end + 1 + CONTEXT_BYTES] + self._rest[:CONTEXT_BYTES])[:CONTEXT_BYTES],
-            )
-        self.lines = number + newlines(block, counted, len(block))
-        self._tail = (
-            (self._tail + block)[-CONTEXT_BYTES:] if len(block) < CONTEXT_BYTES else block[-CONTEXT_BYTES:]
-        )
+            after = block[end + 1 : end + 1 + CONTEXT_BYTES]
+            if beyond:
+                after = (after + beyond)[:CONTEXT_BYTES]
+            yield Hit(number + 1, needles, block[start : min(end, start + _LINE_LIMIT)], before, after)
+        self.lines = number + newlines(block, counted, last)
+        kept = block[max(first, last - CONTEXT_BYTES) : last]
+        self._tail = kept if len(kept) == CONTEXT_BYTES else (self._tail + kept)[-CONTEXT_BYTES:]
 
 
 def newlines(block: bytes, start: int, end: int) -> int:

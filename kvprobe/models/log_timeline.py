@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvprobe.formats.log_lines import elapsed
-from kvprobe.formats.vllm_log import Interval
+from kvprobe.formats.vllm_log import MIB, Interval
 
 LIMIT = 240
 
@@ -32,17 +32,19 @@ class Bin:
         self.start: str | None = None
 
     def add(self, i: Interval) -> None:
-        self.start = self.start or i.timestamp
-        self.transfers += i.num_successful_transfers
-        self.failed += i.failures
+        if self.start is None:
+            self.start = i.timestamp
+        n, ms, p90 = i.num_successful_transfers, i.avg_xfer_time_ms, i.p90_xfer_time_ms
+        self.transfers += n
+        self.failed += (i.num_failed_transfers or 0) + (i.num_failed_recvs or 0)
         self.expired += i.num_kv_expired_reqs or 0
         self.late += i.num_notifs_after_expiry or 0
-        if i.xfer_seconds_total is not None:
-            self.timed += i.num_successful_transfers
-            self.xfer_seconds += i.xfer_seconds_total
-            self.bytes += i.bytes_total or 0.0
-        if i.measured and i.p90_xfer_time_ms is not None:
-            self.p90_ms = max(self.p90_ms or 0.0, i.p90_xfer_time_ms)
+        if n and ms:
+            self.timed += n
+            self.xfer_seconds += n * ms / 1e3
+            self.bytes += n * (i.avg_mib_per_transfer or 0.0) * MIB
+            if p90 is not None and (self.p90_ms is None or p90 > self.p90_ms):
+                self.p90_ms = p90
 
     def merge(self, other: Bin) -> None:
         self.start = self.start or other.start
@@ -71,7 +73,10 @@ class Timeline:
         self._at = max(0.0, gone)
         while self._at / self.width >= LIMIT:
             self._double()
-        self._bins.setdefault(int(self._at / self.width), Bin()).add(i)
+        index = int(self._at / self.width)
+        if index not in self._bins:
+            self._bins[index] = Bin()
+        self._bins[index].add(i)
 
     def _double(self) -> None:
         old, self._bins = self._bins, {}
