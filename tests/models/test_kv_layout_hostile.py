@@ -33,7 +33,9 @@ def refuse(config: Any, **options: Any) -> Refused:
     return caught.value
 
 
-@pytest.mark.parametrize("key", ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size"])
+@pytest.mark.parametrize(
+    "key", ["num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size"]
+)
 @pytest.mark.parametrize("value", [-1, "32", 1.5, math.nan, math.inf, 10**30, True, [], {}, [32], {"a": 1}])
 def test_a_number_of_the_wrong_type_or_range(key: str, value: Any) -> None:
     assert key in refuse({**LLAMA, key: value}).reason
@@ -95,23 +97,20 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=12), inner, max_size=5),
     max_leaves=12,
 )
-KEYS = st.sampled_from(
-    """num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim sliding_window layer_types
+_KEYS = """num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim sliding_window layer_types
     torch_dtype quantization_config text_config kv_lora_rank qk_rope_head_dim index_topk indexer_types mamba_d_state
     mamba_expand mamba_n_heads mamba_d_head mamba_n_groups mamba_d_conv layers_block_type hybrid_override_pattern
     attn_layer_period attn_layer_offset block_configs hybrid_layer_pattern attn_config no_rope_layers
     attention_chunk_size num_kv_shared_layers linear_attn_config full_attention_interval conv_L_cache n_groups
-    linear_num_value_heads sparse_attention_config max_position_embeddings model_type use_sliding_window""".split()
-)
-NUMBERS = dict.fromkeys(
-    """num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank qk_rope_head_dim
+    linear_num_value_heads sparse_attention_config max_position_embeddings model_type use_sliding_window"""
+KEYS = st.sampled_from(_KEYS.split())
+_NUMBERS = """num_hidden_layers num_attention_heads num_key_value_heads hidden_size head_dim kv_lora_rank qk_rope_head_dim
     qk_nope_head_dim sliding_window mamba_d_state mamba_expand mamba_n_heads mamba_n_groups mamba_d_conv n_groups
     mamba_num_heads mamba_head_dim ssm_state_size conv_kernel state_size expand num_heads linear_num_key_heads
     linear_num_value_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim intermediate_size
     decoder_layers decoder_attention_heads d_model swa_head_dim swa_num_key_value_heads n_mamba_heads mamba_ngroups
-    swa_num_attention_heads conv_L_cache attn_layer_period num_layers""".split(),
-    8,
-)
+    swa_num_attention_heads conv_L_cache attn_layer_period num_layers"""
+NUMBERS = dict.fromkeys(_NUMBERS.split(), 8)
 
 
 @given(

@@ -35,7 +35,9 @@ def dense(draw: st.DrawFn) -> dict[str, Any]:
 @st.composite
 def mixed(draw: st.DrawFn) -> dict[str, Any]:
     layers = draw(st.integers(2, 64))
-    kinds = draw(st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_size=layers, max_size=layers))
+    kinds = draw(
+        st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_size=layers, max_size=layers)
+    )
     return draw(dense()) | {
         "num_hidden_layers": layers,
         "layer_types": kinds,
@@ -91,7 +93,9 @@ def resolved(config: dict[str, Any], **options: Any) -> Any:
 
 
 @given(ANY, st.integers(1, 200_000), st.integers(1, 200_000), POWERS)
-def test_more_tokens_never_move_fewer_growing_bytes(config: dict[str, Any], one: int, other: int, tp: int) -> None:
+def test_more_tokens_never_move_fewer_growing_bytes(
+    config: dict[str, Any], one: int, other: int, tp: int
+) -> None:
     layout = resolved(config, tp=tp)
     short, long = sorted((one, other))
     few, many = plan(layout, short), plan(layout, long)
