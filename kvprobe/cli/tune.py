@@ -35,6 +35,7 @@ from kvprobe.flows.tune import tune
 @click.option("--budget", type=DURATION, default="150s", show_default=True, help="Time for the sweep.")
 @click.option("--vllm-version", help="The vLLM that will serve.")
 @click.option("--allow-fp8", is_flag=True, help="Let an fp8 KV cache win (it is measured anyway).")
+@click.option("--keep", metavar="NAME", multiple=True, help="A variable of this environment that must stay; `all` keeps every one.")  # fmt: skip
 @common_options
 def command(ctx: click.Context, common: Common, **params: Any) -> None:
     """Measure what makes the transfer faster, and print the flags for it.

@@ -25,6 +25,8 @@ from kvprobe.rules.base import run_rules
 from kvprobe.rules.tuning import RULES, TuneFacts
 
 _SET_UP_SECONDS = 8.0
+_NO_GAIN = 0.97
+"""A way that leaves what runs now at more than this is not tried with other block sizes."""
 _QUICK = (16, 64, 256)
 """Block sizes that every further way is measured with; all of them only as now."""
 
@@ -45,6 +47,7 @@ class TuneRequest(msgspec.Struct, frozen=True, kw_only=True):
     budget: float = 150.0
     vllm_version: str | None = None
     allow_fp8: bool = False
+    keep: tuple[str, ...] = ()
 
 
 def tune(door: Door, params: dict[str, Any]) -> Draft:
@@ -66,19 +69,18 @@ def tune(door: Door, params: dict[str, Any]) -> Draft:
     left_out: list[str] = []
     failures: list[str] = []
     started = door.system.now()
-    todo = ways(setup, environ, operation)
+    todo = ways(setup, environ, operation, request.keep)
+    gain_seconds: float | None = None
     for number, way in enumerate(todo):
         left = request.budget - (door.system.now() - started).total_seconds()
         if (number and left < _SET_UP_SECONDS + 2) or door.system.interrupted:
             left_out.append(way.name)
             continue
         door.progress.step(f"tune: {way.name}", index=number + 1, total=len(todo))
-        mine = (
-            listed
-            if number == 0
-            else tuple(c for c in listed if c.block_size in (*_QUICK, layout.block_size_tokens))
-        )
-        measured, failure, seen = _measure(door, way, mine, request, max(5.0, left - _SET_UP_SECONDS), number)
+        mine = listed if number == 0 else tuple(c for c in listed if c.block_size in _QUICK or c is listed[0])
+        # What runs now may use half of the time: every further way deserves a try.
+        budget = request.budget * 0.5 if number == 0 else max(5.0, left - _SET_UP_SECONDS)
+        measured, failure, seen = _measure(door, way, mine, request, budget, number, gain_seconds)
         evidence.append(seen)
         candidates += measured
         if failure:
@@ -87,6 +89,7 @@ def tune(door: Door, params: dict[str, Any]) -> Draft:
             raise ProbeError(
                 f"What runs now could not be measured: {failure}", "Mend that first: kvprobe preflight."
             )
+        gain_seconds = gain_seconds or measured[0].whole_seconds * _NO_GAIN
     baseline = next(
         c for c in candidates if c.cut.block_size == layout.block_size_tokens and not c.cut.packed
     )
@@ -169,7 +172,13 @@ def _plans(config: ModelConfig, layout: KvLayout, request: TuneRequest) -> list[
 
 
 def _measure(
-    door: Door, way: Way, listed: tuple[Cut, ...], request: TuneRequest, budget: float, number: int
+    door: Door,
+    way: Way,
+    listed: tuple[Cut, ...],
+    request: TuneRequest,
+    budget: float,
+    number: int,
+    stop_above_seconds: float | None,
 ) -> tuple[list[Candidate], str | None, AnyEvidence]:
     steps = [
         Step(
@@ -178,7 +187,7 @@ def _measure(
             order="shuffled",
             prompt_tokens=request.prompt_tokens,
             groups=step_groups(cut.plan),
-            samples=7,
+            samples=15,
             min_samples=3,
             max_seconds=1.5,
         )
@@ -186,7 +195,7 @@ def _measure(
     ]
     seen = transfer.measure(
         door.system, way.setup, steps, budget_seconds=budget, on_event=progress_of(door, way.name),
-        evidence_id=f"tune-{number}",
+        evidence_id=f"tune-{number}", stop_above_seconds=stop_above_seconds,
     )  # fmt: skip
     over = seen.facts.transport(way.operation)
     found = []

@@ -43,8 +43,13 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     """It moves work to the prefill side, which is measured and counted."""
 
 
-def suspects(setup: Setup, environ: Mapping[str, str], operation: str) -> tuple[Experiment, ...]:
-    """The short list for this set-up and environment, likeliest first; nothing that is already so."""
+def suspects(
+    setup: Setup, environ: Mapping[str, str], operation: str, keep: Sequence[str] = ()
+) -> tuple[Experiment, ...]:
+    """The short list for this set-up and environment, likeliest first; nothing that is already so.
+
+    ``keep`` names variables that are given and must not be taken away; ``all`` keeps every one.
+    """
     found: list[Experiment] = []
 
     def add(
@@ -57,7 +62,12 @@ def suspects(setup: Setup, environ: Mapping[str, str], operation: str) -> tuple[
         )  # fmt: skip
 
     effective: dict[str, str | None] = {**environ, **setup.env}
-    allocator = {k: None for k in ALLOCATOR_VARIABLES if "expandable_segments" in (effective.get(k) or "")}
+    kept = WATCHED if "all" in keep else tuple(keep)
+    allocator = {
+        k: None
+        for k in ALLOCATOR_VARIABLES
+        if "expandable_segments" in (effective.get(k) or "") and k not in kept
+    }
     if allocator and setup.memory == "vram":
         names = " and ".join(allocator)
         add(
@@ -65,7 +75,7 @@ def suspects(setup: Setup, environ: Mapping[str, str], operation: str) -> tuple[
             "expandable segments: this memory has no legacy CUDA IPC handle, so cuda_ipc refuses it and UCX emulates",
             [f"unset {name}" for name in allocator], env={**setup.env, **allocator},
         )  # fmt: skip
-    ucx = {k: None for k in UCX_VARIABLES if effective.get(k)}
+    ucx = {k: None for k in UCX_VARIABLES if effective.get(k) and k not in kept}
     for name in ucx:
         add(
             f"without {name}",

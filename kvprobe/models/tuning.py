@@ -16,7 +16,7 @@ from kvprobe.models.ttft import TaxEstimate, Term
 from kvprobe.units import format_bytes
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-_NEAR = 0.03
+_NEAR = 0.05
 """Candidates this close to the best are equal; then the one that changes least wins."""
 _MLA = ("mla", "indexer")
 
@@ -77,7 +77,9 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return self.cut.available
 
 
-def ways(setup: Setup, environ: Mapping[str, str], operation: str) -> tuple[Way, ...]:
+def ways(
+    setup: Setup, environ: Mapping[str, str], operation: str, keep: Sequence[str] = ()
+) -> tuple[Way, ...]:
     """What runs now first, then each suspect as a way; the direction and threads among them."""
     now = Way(name=f"{operation} as now", setup=setup, operation=operation)
     tried = [
@@ -88,7 +90,7 @@ def ways(setup: Setup, environ: Mapping[str, str], operation: str) -> tuple[Way,
             settings=experiment.settings,
             changes=1 if experiment.kind == "cause" else 2,
         )
-        for experiment in suspects(setup, environ, operation)
+        for experiment in suspects(setup, environ, operation, keep)
     ]
     return (now, *tried)
 

@@ -28,15 +28,17 @@ def measure(
     budget_seconds: float,
     transfer_timeout_seconds: float = 15.0,
     verify: bool = True,
+    stop_above_seconds: float | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     evidence_id: str = "transfer",
 ) -> Evidence[TransferFacts]:
     """Run the steps and return what was measured, also when a side died half-way (``failure``).
 
+    ``stop_above_seconds``: leave the other steps out when the first one is slower than that.
     ``budget_seconds`` bounds the steps; set-up may take a minute
     more. A failure is a fact here, not an exception: rules turn it into UNKNOWN.
     """
-    jobs = worker_jobs(setup, steps, budget_seconds, transfer_timeout_seconds, verify)
+    jobs = worker_jobs(setup, steps, budget_seconds, transfer_timeout_seconds, verify, stop_above_seconds)
     outcomes = system.run_workers(
         jobs,
         deadline_seconds=budget_seconds + transfer_timeout_seconds + _SETUP_SECONDS,
@@ -57,7 +59,12 @@ def measure(
 
 
 def worker_jobs(
-    setup: Setup, steps: Sequence[Step], budget_seconds: float, transfer_timeout_seconds: float, verify: bool
+    setup: Setup,
+    steps: Sequence[Step],
+    budget_seconds: float,
+    transfer_timeout_seconds: float,
+    verify: bool,
+    stop_above_seconds: float | None = None,
 ) -> list[WorkerJob]:
     """The children of one measurement: prefill and decode, or both roles in one process."""
     shapes, sets = region_sets(steps)
@@ -69,6 +76,7 @@ def worker_jobs(
         "backend": setup.backend,
         "progress_thread": setup.progress_thread,
         "verify": verify,
+        "stop_above_seconds": stop_above_seconds,
         "transfer_timeout_seconds": transfer_timeout_seconds,
         "budget_seconds": budget_seconds,
         "seed": SETUP_SEED,

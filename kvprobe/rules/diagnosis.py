@@ -9,7 +9,7 @@ import msgspec
 from kvprobe.finding import Finding, Quantity, Remedy, Status
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
-from kvprobe.units import format_seconds
+from kvprobe.units import format_seconds, significant
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
             return f"{self.name}: not measured, {self.failure}"
         staged = f" + {format_seconds(self.staging_seconds)} staging copies" if self.staging_seconds else ""
         over = f", {self.transport}" if self.transport else ""
-        return f"{self.name}: {format_seconds(self.seconds)}{staged}, {self.speedup or 0:.3g} times as fast ({self.samples} samples{over})"
+        return f"{self.name}: {format_seconds(self.seconds)}{staged}, {significant(self.speedup or 0)} times as fast ({self.samples} samples{over})"
 
 
 class DiagnosisFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ def cause(facts: DiagnosisFacts, policy: Policy) -> Iterable[Finding]:
         id="KVP211",
         name="cause-by-experiment",
         status=Status.WARN,
-        title=f"cause found by experiment: {found.name} makes it {found.speedup or 0:.3g} times as fast ({base} before)",
+        title=f"cause found by experiment: {found.name} makes it {significant(found.speedup or 0)} times as fast ({base} before)",
         measured=Quantity(
             value=found.seconds, unit="s", statistic="median", samples=found.samples, note=found.transport
         ),

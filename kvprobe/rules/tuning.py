@@ -11,7 +11,7 @@ from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.tuning import Candidate, costs, flags, winner
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
-from kvprobe.units import format_seconds
+from kvprobe.units import format_seconds, significant
 
 _WORTH_IT = 1.1
 
@@ -47,7 +47,7 @@ def gain(facts: TuneFacts, policy: Policy) -> Iterable[Finding]:
         status=Status.WARN,
         title=(
             f"{best.name}: {format_seconds(best.whole_seconds)} instead of {format_seconds(base.whole_seconds)}, "
-            f"{ratio:.2g} times as fast; predicted tax {format_seconds(best.tax.p50_seconds)} instead of {format_seconds(base.tax.p50_seconds)}"
+            f"{significant(ratio)} times as fast; predicted tax {format_seconds(best.tax.p50_seconds)} instead of {format_seconds(base.tax.p50_seconds)}"
         ),
         measured=_quantity(best),
         remedy=Remedy(

@@ -118,6 +118,10 @@ def _decode(worker: Worker, link: Link) -> dict[str, Any]:
         seconds = _step(worker, side, link, step, chooser, ends_at)
         slowest[step["order"]] = max(slowest.get(step["order"], 0.0), seconds / size)
         done += 1
+        if number == 0 and seconds > (worker.args.get("stop_above_seconds") or float("inf")):
+            for left in steps[1:]:
+                worker.emit("skipped", step=left["id"], reason="the first step showed no gain")
+            break
     link.send({"close": True})
     _expect(side, link, "closed")
     side.close()
@@ -202,7 +206,9 @@ def _samples(
         count += 1
         if count >= 1 + step.get("min_samples", 1) and time.perf_counter() - started > limit:
             break
-    return float(sample["total_seconds"])
+    return float(
+        sample["total_seconds"] + sample.get("stage_out_seconds", 0.0) + sample.get("stage_in_seconds", 0.0)
+    )
 
 
 def _expect(side: Side, link: Link, key: str) -> Any:

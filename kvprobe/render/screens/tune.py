@@ -11,7 +11,7 @@ from rich.text import Text
 from kvprobe.render import Look
 from kvprobe.render.screens import Block
 from kvprobe.report import Report
-from kvprobe.units import format_seconds
+from kvprobe.units import format_seconds, significant
 
 _SHOWN = 12
 
@@ -51,7 +51,7 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
             format_seconds(row["seconds"]),
             format_seconds(copies) if copies else "",
             format_seconds(row["tax_p50_seconds"]) if row.get("tax_p50_seconds") else "",
-            f"{row['speedup']:.2f}x",
+            f"{significant(row['speedup'])}x",
             str(row.get("transport") or "unknown"),
             style=style,
         )
@@ -60,7 +60,7 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
 
 def _winner(base: dict[str, Any], best: dict[str, Any]) -> tuple[RenderableType, ...]:
     lines = [
-        Text(f"transfer  {format_seconds(base['whole_seconds'])} -> {format_seconds(best['whole_seconds'])} ({best['speedup']:.2g} times as fast, median of {best['samples']})"),
+        Text(f"transfer  {format_seconds(base['whole_seconds'])} -> {format_seconds(best['whole_seconds'])} ({significant(best['speedup'])} times as fast, median of {best['samples']})"),
         Text(f"tax p50   {format_seconds(base['tax_p50_seconds'])} -> {format_seconds(best['tax_p50_seconds'])}"),
     ]  # fmt: skip
     lines += [Text(f"set       {line}", style="bold") for line in best["settings"]]
