@@ -15,6 +15,7 @@ from kvprobe.formats.launch_yaml_kinds import read_manifests
 LIMIT_BYTES = 2 * 1024 * 1024
 """A launch file is text that somebody wrote; Helm's output for a whole cluster stays below 1 MB."""
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_OTHERS = (".py", ".md", ".log", ".toml", ".ipynb", ".jinja", ".j2", ".csv")
 _STARTS = re.compile(r"vllm|dynamo|docker|podman|\bpython3?\s|^#!", re.MULTILINE)
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
@@ -51,7 +52,7 @@ def read_launch(files: Mapping[str, str], outside: Callable[[str], str | None] =
         elif _looks_like_yaml(name, text):
             if not read_manifests(text, script):
                 ignored.append(name)
-        elif not name.endswith(_SCRIPTS) and not _STARTS.search(text):
+        elif name.endswith(_OTHERS) or (not name.endswith(_SCRIPTS) and not _STARTS.search(text)):
             ignored.append(name)
         else:
             read_script(text, script)

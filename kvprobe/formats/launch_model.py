@@ -85,6 +85,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     where: str
     fix: str
+    sure: bool = True
+    """False where a real shell may understand what this reader does not."""
 
 
 class HostEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """A shell script -> the program calls in it, each with the environment it would get.
 
-Not a shell: conditions are not evaluated (both branches are read), loops over known items are unrolled,
-functions are entered at their calls. What only the running shell knows stays as written.
+Not a shell: a condition that the text does not decide is read in both branches, loops over known items are
+unrolled, functions are entered at their calls. What only the running shell knows stays as written.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ _KEYWORDS = {
     "time",
     "esac",
 }
+_LAUNCH = re.compile(r"vllm|dynamo|docker")
 _ENDS = {";", "&", "&&", "||", "|", "|&", "\n", ";;"}
 _CURLY = "\u2018\u2019\u201a\u201b\u201c\u201d\u201e\u201f"
 _PLAIN = {ord(c): "'" if c in "\u2018\u2019\u201a\u201b" else '"' for c in _CURLY}
@@ -91,6 +92,8 @@ def _tokens(text: str, script: Script, first_line: int) -> list[Token]:
     except TooManyTokens:
         raise FormatError(f"{script.file} has more than 200,000 words; that is no launch script.") from None
     except UnclosedQuote as unclosed:
+        if script.depth and not _LAUNCH.search(text):
+            return []  # a message inside a command, nobody's launch
         lines = text.splitlines()
         line = lines[unclosed.line - first_line] if 0 < unclosed.line - first_line + 1 <= len(lines) else ""
         near = next((n for n, t in enumerate(lines, first_line) if _has_curly(t)), None)
@@ -114,7 +117,8 @@ def _tokens(text: str, script: Script, first_line: int) -> list[Token]:
                 code="unclosed_quote",
                 where=script.where(unclosed.line),
                 text=f"{unclosed.quote} opens on line {unclosed.line} and never closes: {line.strip()[:80]}",
-                fix="Close the quote; the shell refuses the script as it is.",
+                fix="Close the quote; `bash -n FILE` shows whether the shell sees it too.",
+                sure=False,
             )
         )
         try:

@@ -161,10 +161,14 @@ class Lexer:
                 flush()
                 token.parts.append((self.text[self.at + 1 : self.at + 2], SINGLE))
                 self.at += 2
-            elif char == "'" or self.text.startswith("$'", self.at):
+            elif char == "'":
                 flush()
-                self.at += 1 if char == "'" else 2
+                self.at += 1
                 token.parts.append((self._until("'", self.line), SINGLE))
+            elif self.text.startswith("$'", self.at):
+                flush()
+                self.at += 2
+                token.parts.append((self._ansi(), SINGLE))
             elif char == '"':
                 flush()
                 self.at += 1
@@ -199,6 +203,25 @@ class Lexer:
         self.line += piece.count("\n")
         self.at = end + 1
         return piece
+
+    def _ansi(self) -> str:
+        """``$'...'``, where a backslash escapes."""
+        opened = self.line
+        out: list[str] = []
+        while self.at < len(self.text):
+            char = self.text[self.at]
+            if char == "'":
+                self.at += 1
+                return "".join(out)
+            if char == "\\":
+                following = self.text[self.at + 1 : self.at + 2]
+                out.append({"n": "\n", "t": "\t"}.get(following, following))
+                self.at += 2
+                continue
+            self.line += char == "\n"
+            out.append(char)
+            self.at += 1
+        raise UnclosedQuote("$'", opened)
 
     def _double(self) -> str:
         opened = self.line
@@ -238,9 +261,18 @@ class Lexer:
         close, depth = {"(": ")", "{": "}"}[bracket], 0
         while self.at < len(self.text):
             char = self.text[self.at]
-            if char == "'" and bracket == "(":
+            if bracket == "(" and char in "'\"":
                 self.at += 1
-                self._until("'", self.line)
+                if char == "'":
+                    self._until("'", self.line)
+                else:
+                    self._double()
+                continue
+            if bracket == "(" and char == "#" and self.text[self.at - 1].isspace():
+                self.at = self._find("\n")
+                continue
+            if char == "\\":
+                self.at += 2
                 continue
             self.line += char == "\n"
             depth += (char == bracket) - (char == close)

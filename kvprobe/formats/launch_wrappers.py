@@ -117,7 +117,9 @@ def _ssh(command: Command, script: Script, stdin: str) -> None:
 
 
 def _quoted_program(argv: tuple[str, ...]) -> str:
-    return next((word for word in reversed(argv) if " " in word), "")
+    return next(
+        (word for word in reversed(argv) if " " in word and re.search(r"vllm|dynamo|docker", word)), ""
+    )
 
 
 def _nested(

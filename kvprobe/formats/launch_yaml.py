@@ -25,7 +25,8 @@ def load_documents(text: str, source: str) -> list[Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = f" line {mark.line + 1}" if mark else ""
-        raise FormatError(f"{source}{line} is not YAML: {error.problem}.") from None
+        chart = "Render the chart first: helm template NAME CHART > all.yaml." if "{{" in text else ""
+        raise FormatError(f"{source}{line} is not YAML: {error.problem}.", chart) from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise FormatError(f"{source} is not YAML: {error}.") from None
 

@@ -68,9 +68,7 @@ def connector_known(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
             if config.field("kv_connector_module_path"):
                 continue
             if not name:
-                if "kv_role" in config.raw or not config.raw:
-                    continue
-                continue
+                continue  # nothing is transferred, or the text is no JSON: KVP506 and KVP509 say so
             row = CONNECTORS.get(name)
             if row is None:
                 near = nearest_connector(name)

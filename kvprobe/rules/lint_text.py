@@ -69,7 +69,7 @@ def shell_text(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         yield say(
             "KVP502",
             "shell-text",
-            "error",
+            "error" if problem.sure else "warn",
             problem.text,
             code=problem.code,
             where=problem.where,

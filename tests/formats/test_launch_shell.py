@@ -34,6 +34,7 @@ def commands(text: str, **files: str) -> list[Command]:
         ("vllm serve m --x '{\"a\": \"b\n c\"}'", ("vllm", "serve", "m", "--x", '{"a": "b\n c"}')),
         ('vllm serve m --x "{\\"a\\": \\"$Y\\"}"', ("vllm", "serve", "m", "--x", '{"a": "$Y"}')),
         ("sudo -E env A=1 nohup numactl -N 0 vllm serve m > log 2>&1 &", ("vllm", "serve", "m")),
+        ("A=$(echo \"it's\" 'a\"b' # it's\n)\nvllm serve m --x $'it\\'s'", ("vllm", "serve", "m", "--x", "it's")),
         ("bash -c 'vllm serve m --port 1'", ("vllm", "serve", "m", "--port", "1")),
         ("tmux new -d -s p 'vllm serve m'", ("vllm", "serve", "m")),
         ("eval \"vllm serve m --x '{}' &\"", ("vllm", "serve", "m", "--x", "{}")),
