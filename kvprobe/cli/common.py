@@ -131,16 +131,32 @@ def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Fl
 
 
 def present(ctx: click.Context, report: Report, common: Common) -> NoReturn:
-    """Write every output that was asked for, then exit with the report's code."""
-    look = look_of(common)
-    for form, file in output.parse_writes(common.write):
-        output.write_report(report, form, file, look_of(common, to_file=True))
-    if common.summary_file:
-        output.write_summary(report, common.summary_file)
+    """Write every output that was asked for, then exit with the report's code.
+
+    One that cannot be written keeps none of the others from being written; its error is raised in the end.
+    """
+    look, to_file = look_of(common), look_of(common, to_file=True)
     usage = report.verdict.exit_code == ExitCode.USAGE
+    failures: list[Exception] = []
+    jobs: list[Callable[[], None]] = []
+    try:
+        for form, file in output.parse_writes(common.write):
+            jobs.append(functools.partial(output.write_report, report, form, file, to_file))
+    except UsageError as error:
+        # execute() looked before the run, and the report tells it already.
+        failures += [] if usage else [error]
+    if common.summary_file:
+        jobs.append(functools.partial(output.write_summary, report, common.summary_file))
     # The sentence of a usage error is on stderr already; a person needs no empty table below it.
     if not usage or common.format != "table" or common.output:
-        output.emit(report, common.format, common.output, look)
+        jobs.append(functools.partial(output.emit, report, common.format, common.output, look))
+    for job in jobs:
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001  raised below, once the other outputs are there
+            failures.append(error)
+    if failures:
+        raise failures[0]
     ctx.exit(output.exit_code(report, common.format))
 
 

@@ -138,6 +138,23 @@ def test_an_output_that_cannot_be_written_is_an_error(run: Callable[..., int], t
     assert run(go, "-f", "json", "-o", str(tmp_path / "absent" / "x.json")) == 2
 
 
+def test_an_output_that_fails_keeps_no_other_from_being_written(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    good = tmp_path / "good.prom"
+    assert run(go, "--write", f"json={tmp_path}/absent/x.json", "--write", f"prom={good}", "-f", "line") == 2
+    assert 'verdict="go"} 1.0' in good.read_text()
+
+
+def test_a_usage_error_of_parse_writes_is_told_once(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(go, "--write", "pdf=x", "-f", "json") == 2
+    told = capsys.readouterr()
+    assert told.err.count("--write pdf=x") == 1
+    assert json.loads(told.out)["verdict"]["exit_code"] == 2
+
+
 def test_unknown_is_go_only_when_typed_by_hand(
     run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
