@@ -35,11 +35,12 @@ def command(ctx: click.Context, common: Common, **params: Any) -> None:
     """Read launch files and say what will not start, not match or silently go wrong.
 
     FILE: shell scripts, docker run, compose files, Kubernetes manifests (llm-d, Dynamo, LeaderWorkerSet, Helm output),
-    systemd units, environment files, `vllm serve --config` files and hosts files, any number, in any mixture.
+    systemd units, environment files, `vllm serve --config` files and hosts files, any number, in any mixture; a folder
+    stands for the launch files in it, - for standard input.
 
     \b
     kvprobe lint prefill.sh decode.sh proxy.sh --host prefill=node-a --host decode=node-b
-    helm template my-release ./chart > all.yaml; kvprobe lint all.yaml
+    helm template my-release ./chart | kvprobe lint -
     kvprobe lint --prefill "vllm serve ..." --decode "vllm serve ..." --vllm-version 0.30.0
     """
     execute(ctx, common, params, lint)

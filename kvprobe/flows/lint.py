@@ -38,6 +38,7 @@ RULES: tuple[Rule[LintFacts], ...] = (
     *lint_text.RULES, *lint_config.RULES, *lint_connector.RULES, *lint_hash.RULES, *lint_pair.RULES,
     *lint_network.RULES, *lint_gpus.RULES, *lint_transport.RULES, *lint_behaviour.RULES, *lint_around.RULES,
 )  # fmt: skip
+_LAUNCH_FILES = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".env", ".service", "hosts.txt")
 _SEVERITY = {
     Status.FAIL: "error",
     Status.WARN: "warn",
@@ -49,7 +50,7 @@ _SEVERITY = {
 
 def lint(door: Door, params: dict[str, Any]) -> Draft:
     """Read all inputs and judge every instance and every pair. Raises UsageError without any input."""
-    paths: tuple[str, ...] = tuple(params["files"])
+    paths = tuple(path for given in params["files"] for path in _expanded(door.system, given))
     if not (paths or params["prefill"] or params["decode"]):
         raise UsageError(
             "lint needs launch files, or --prefill and --decode command lines.", "See kvprobe lint --help."
@@ -80,6 +81,18 @@ def lint(door: Door, params: dict[str, Any]) -> Draft:
         evidence=(_evidence(facts, paths, params),),
         result=_result(facts, findings, version),
     )
+
+
+def _expanded(system: System, path: str) -> list[str]:
+    """A folder's launch files, standard input for ``-``, else the path itself. Raises UsageError for an empty folder."""
+    if path == "-":
+        return ["/dev/stdin"]
+    if system.path_kind(path) != "dir":
+        return [path]
+    found = [f"{path.rstrip('/')}/{name}" for name in system.list_dir(path) if name.endswith(_LAUNCH_FILES)]
+    if not found:
+        raise UsageError(f"{path} holds no launch files ({', '.join(_LAUNCH_FILES)}).")
+    return found
 
 
 def _version(text: str | None, system: System) -> tuple[Version | None, str]:

@@ -197,6 +197,8 @@ class Lexer:
 
     def _until(self, mark: str, opened: int) -> str:
         end = self.text.find(mark, self.at)
+        while mark == "`" and end > 0 and self.text[end - 1] == "\\":
+            end = self.text.find(mark, end + 1)
         if end < 0:
             raise UnclosedQuote(mark, opened)
         piece = self.text[self.at : end]

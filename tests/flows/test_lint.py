@@ -141,3 +141,10 @@ def test_large_files_are_refused_before_they_are_read(tmp_path: Path) -> None:
     big.write_bytes(b"#" * (50 * 1024 * 1024))
     with pytest.raises(ProbeError, match="larger than 2 MiB"):
         run([big])
+
+
+def test_a_folder_stands_for_its_launch_files(tmp_path: Path) -> None:
+    case = CASES / "C36-mooncake-fine"
+    assert [i["role"] for i in run([case]).result["instances"]] == ["decode", "prefill"]
+    with pytest.raises(UsageError, match="no launch files"):
+        run([tmp_path])
