@@ -165,6 +165,7 @@ def one_host(a: Instance, b: Instance, local: bool = False) -> bool | None:
 def one_machine(a: Instance, b: Instance, local: bool = False) -> bool | None:
     """Whether two instances run on one machine; None if nobody said."""
     left, right = a.command.box, b.command.box
+    local = local and left is None and right is None
     if left and right and left.kind == right.kind == "pod":
         if left.unit == right.unit and a.command.file == b.command.file:
             return True
@@ -192,7 +193,7 @@ def one_machine(a: Instance, b: Instance, local: bool = False) -> bool | None:
 
 def _complementary(a: Instance, b: Instance) -> bool:
     """Different GPUs and different ports written out on both: nobody does that across hosts."""
-    if a.command.elsewhere or b.command.elsewhere:
+    if a.command.elsewhere or b.command.elsewhere or (a.command.box is None) != (b.command.box is None):
         return False
     named = [set((i.setting("CUDA_VISIBLE_DEVICES") or "").split(",")) - {""} for i in (a, b)]
     return bool(named[0] and named[1] and not named[0] & named[1] and a.http_port != b.http_port)
@@ -218,10 +219,25 @@ def _alternatives(a: Instance, b: Instance) -> bool:
 
 
 def _pairs(instances: list[Instance], local: bool) -> list[Pair]:
-    prefills = [i for i in instances if i.role == "prefill"]
-    decodes = [i for i in instances if i.role == "decode"]
+    """Every prefill with every decode; a file that holds both sides is a deployment of its own."""
+    sides = {role: [i for i in instances if i.role == role] for role in ("prefill", "decode")}
+    files = {role: {i.command.file for i in found} for role, found in sides.items()}
+    whole = files["prefill"] & files["decode"]
+    loose = {role: [i for i in found if i.command.file not in whole] for role, found in sides.items()}
+
+    def together(p: Instance, d: Instance) -> bool:
+        if p.command.file == d.command.file:
+            return True
+        if p.command.file in whole and d.command.file in whole:
+            return False
+        # Half a deployment goes with the other halves; with a whole one only where there is no other half.
+        return (p in loose["prefill"] or not loose["prefill"]) and (
+            d in loose["decode"] or not loose["decode"]
+        )
+
     return [
         Pair(prefill=p, decode=d, one_host=one_host(p, d, local), one_machine=one_machine(p, d, local))
-        for p in prefills
-        for d in decodes
+        for p in sides["prefill"]
+        for d in sides["decode"]
+        if together(p, d)
     ]

@@ -130,3 +130,14 @@ def test_environment_files_that_nobody_reads_go_to_the_role_in_their_name() -> N
 def test_more_instances_than_can_be_compared_are_refused() -> None:
     with pytest.raises(FormatError, match="more than the 128"):
         read({"prefill.sh": serve("", "", P) * 129})
+
+
+def test_a_file_with_both_sides_is_a_deployment_of_its_own() -> None:
+    both = serve("", "--port 1", P).strip() + " &\n" + serve("", "--port 2", D)
+    facts = read({"one.sh": both, "two.sh": both})
+    assert {(p.prefill.command.file, p.decode.command.file) for p in facts.pairs} == {
+        ("one.sh", "one.sh"),
+        ("two.sh", "two.sh"),
+    }
+    more = read({"one.sh": both, "decode2.sh": serve("", "--port 3", D)})
+    assert len(more.pairs) == 2
