@@ -79,6 +79,11 @@ OTHER_NAMES = (
     "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "MOONCAKE_CONFIG_PATH", "LMCACHE_CONFIG_FILE",
 )  # fmt: skip
+_MEANT = {
+    "VLLM_NIXL_HOST": "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    "VLLM_NIXL_PORT": "VLLM_NIXL_SIDE_CHANNEL_PORT",
+    "VLLM_LOG_LEVEL": "VLLM_LOGGING_LEVEL",
+}
 _ABBREVIATED = re.compile(r"^--[a-z0-9-]+$")
 
 
@@ -140,9 +145,11 @@ def nearest_variable(name: str) -> str | None:
     family = (*variables(), *UCX_NAMES, *OTHER_NAMES)
     if name in family or name in ucx_names() or re.match(r"UCX_(RC|DC|UD|GGA|SRD)_", name):
         return None
-    if f"VLLM_{name}" in family:
-        return f"VLLM_{name}"
-    near = difflib.get_close_matches(name, [n for n in family if n[:3] == name[:3]], 1, 0.88)
+    for guess in (_MEANT.get(name, ""), f"VLLM_{name}", name.replace("VLLM_", "VLLM_NIXL_", 1)):
+        if guess in family and guess != name:
+            return guess
+    living = [n for n in family if n[:3] == name[:3] and not (n in variables() and variables()[n].gone_in)]
+    near = difflib.get_close_matches(name, living, 1, 0.88)
     return near[0] if near else None
 
 

@@ -118,7 +118,7 @@ def test_near_options(written: str, instead: str | None) -> None:
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("UCX_NET_DEVICE", "UCX_NET_DEVICES"), ("UCX_TL", "UCX_TLS"), ("NIXL_SIDE_CHANNEL_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
+        ("UCX_NET_DEVICE", "UCX_NET_DEVICES"), ("UCX_TL", "UCX_TLS"), ("VLLM_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_HOST"), ("VLLM_USE_V2", None), ("NIXL_SIDE_CHANNEL_PORT", "VLLM_NIXL_SIDE_CHANNEL_PORT"),
         ("VLLM_NIXL_SIDE_CHANNEL_HOSTS", "VLLM_NIXL_SIDE_CHANNEL_HOST"), ("PYTORCH_CUDA_ALLOC_CONFIG", "PYTORCH_CUDA_ALLOC_CONF"),
         ("UCX_NET_DEVICES", None), ("UCX_RC_RETRY_COUNT", None), ("UCX_DC_RETRY_COUNT", None), ("UCX_MAX_RMA_LANES", None),
         ("UCX_RCACHE_MAX_SIZE", None), ("VLLM_HOST", None), ("MY_VLLM_IMAGE", None), ("HF_TOKEN", None), ("NCCL_IB_HCA", None),
