@@ -54,6 +54,7 @@ def kvsize(door: Door, params: dict[str, Any]) -> Draft:
         model=model.name,
         layout=layout,
         plans=tuple(p.plan for p in prompts if p.plan),
+        refused_prompts=_refusals(layout, prompts),
         agreement=agreement,
         log=params["check_against_log"],
         comparison=comparison,
@@ -112,6 +113,13 @@ def _prompts(layout: KvLayout, asked: Sequence[int]) -> list[PlannedPrompt]:
         except Refused as refusal:
             found.append(PlannedPrompt(tokens=length, refusal=refusal))
     return found
+
+
+def _refusals(layout: KvLayout, prompts: Sequence[PlannedPrompt]) -> tuple[Refused, ...]:
+    """Refusals of single prompts, where the connector takes the model as such."""
+    if layout.transfer.status != "ok" or layout.transfer.refuses_requests:
+        return ()
+    return tuple(p.refusal for p in prompts if p.refusal)
 
 
 def _against_log(

@@ -124,8 +124,8 @@ def _blocks(layout: KvLayout, group: CacheGroup, tokens: int, cached_tokens: int
         held -= tokens // group.window * group.window // size
         if held == 0:
             raise Refused(
-                f"{layout.model}: a prompt of {tokens:,} tokens ends with a full attention chunk of {group.window:,}, "
-                "and vLLM 0.33 stops with a failed assertion when no block of a group is left to move.",
+                f"{tokens:,} tokens are whole attention chunks of {group.window:,}: no block of that group is left to move, "
+                "and vLLM 0.33 fails an assertion.",
                 "vllm_assertion",
                 "Use another prompt length.",
             )

@@ -180,36 +180,55 @@ def _from_hub(system: System, name: str, revision: str | None, cache: Path) -> E
 
 
 def _download(name: str, revision: str | None) -> dict[str, Any]:
-    """config.json (and hf_quant_config.json) from the hub, as text; ``{"missing": why}`` if it has no such model."""
+    """config.json (and hf_quant_config.json) from the hub, as text; ``{"missing": why}`` if it has no such model.
+
+    huggingface_hub knows the endpoint and the token; its own download would retry for half a minute.
+    """
     try:
         import huggingface_hub as hub
-        from huggingface_hub import errors
+        from huggingface_hub.utils import build_hf_headers
     except ImportError:
         return {
             "missing": "The hub was not asked: huggingface_hub is not installed (pip install 'kvprobe[hf]')."
         }
-    texts: dict[str, Any] = {}
-    commit = ""
-    for key, file in (("config", "config.json"), ("hf_quant_config", "hf_quant_config.json")):
-        try:
-            path = hub.hf_hub_download(name, file, revision=revision, etag_timeout=HUB_TIMEOUT_SECONDS)
-        except errors.EntryNotFoundError:
-            if key == "config":
-                raise ProbeError(f"{name} on the hub has no config.json.", _DIRECTORY) from None
-            continue
-        except errors.GatedRepoError:
+    import httpx
+
+    found: dict[str, Any] = {"commit": "", "endpoint": hub.constants.ENDPOINT}
+    headers = build_hf_headers(library_name="kvprobe")
+    try:
+        with httpx.Client(headers=headers, timeout=HUB_TIMEOUT_SECONDS, follow_redirects=True) as client:
+            for key, file in (("config", "config.json"), ("hf_quant_config", "hf_quant_config.json")):
+                text, commit, problem = _fetch(
+                    client, hub.hf_hub_url(name, file, revision=revision), name, file
+                )
+                if text is not None:
+                    found |= {key: text, "commit": commit}
+                elif key == "config":
+                    return {"missing": problem}
+    except httpx.HTTPError as error:
+        return {"missing": f"The hub did not answer ({type(error).__name__})."}
+    return found
+
+
+def _fetch(client: Any, url: str, name: str, file: str) -> tuple[str | None, str, str]:
+    """(text, commit, why there is none). Raises ProbeError for a gated model and for what is too large."""
+    with client.stream("GET", url) as answer:
+        code = answer.headers.get("x-error-code", "")
+        if code == "GatedRepo":
             raise ProbeError(
                 f"{name} is gated on the hub.",
                 "Accept its licence there and set HF_TOKEN.",
                 ("hf auth login",),
-            ) from None
-        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
-            return {"missing": "The hub does not know it either (or it is private: set HF_TOKEN)."}
-        except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, OSError) as error:
-            return {"missing": f"The hub did not answer ({type(error).__name__})."}
-        place = Path(path)
-        if place.stat().st_size > CONFIG_LIMIT_BYTES:
-            raise ProbeError(f"{file} of {name} is larger than {CONFIG_LIMIT_BYTES // 1024**2} MiB.")
-        texts[key] = place.read_text(encoding="utf-8", errors="replace")
-        commit = place.parent.name
-    return {**texts, "commit": commit, "endpoint": hub.constants.ENDPOINT}
+            )
+        if code == "EntryNotFound":
+            return None, "", f"The hub has it, but without {file}."
+        if answer.status_code in (401, 403, 404):
+            return None, "", "The hub does not know it either (or it is private: set HF_TOKEN)."
+        if answer.status_code != 200:
+            return None, "", f"The hub answered {answer.status_code}."
+        data = bytearray()
+        for piece in answer.iter_bytes():
+            data += piece
+            if len(data) > CONFIG_LIMIT_BYTES:
+                raise ProbeError(f"{file} of {name} is larger than {CONFIG_LIMIT_BYTES // 1024**2} MiB.")
+        return data.decode("utf-8", "replace"), answer.headers.get("x-repo-commit", ""), ""

@@ -25,6 +25,7 @@ class KvSizeFacts(msgspec.Struct, frozen=True, kw_only=True):
     layout: KvLayout | None = None
     refusal: Refused | None = None
     plans: tuple[DescriptorPlan, ...] = ()
+    refused_prompts: tuple[Refused, ...] = ()
     agreement: Agreement | None = None
     log: str | None = None
     comparison: SpecComparison | None = None
@@ -132,6 +133,19 @@ def length_possible(facts: KvSizeFacts, policy: Policy) -> Iterable[Finding]:
     )
 
 
+def prompts_movable(facts: KvSizeFacts, policy: Policy) -> Iterable[Finding]:
+    """KVP116: vLLM can transfer prompts of the planned lengths."""
+    for refusal in facts.refused_prompts:
+        yield _finding(
+            facts,
+            Status.WARN,
+            refusal.reason,
+            rule=PROMPTS,
+            code=refusal.reason_code,
+            remedy=Remedy(text="Send a prompt of another length; one token more or less is enough."),
+        )
+
+
 def log_agrees(facts: KvSizeFacts, policy: Policy) -> Iterable[Finding]:
     """KVP114: the decode log's "Avg MB per transfer" agrees with the computed bytes."""
     agreement = facts.agreement
@@ -186,6 +200,7 @@ def vllm_agrees(facts: KvSizeFacts, policy: Policy) -> Iterable[Finding]:
 
 SIZE, TRANSFERABLE, COPIES = ("KVP110", "kv-size"), ("KVP111", "kv-transferable"), ("KVP112", "kv-copies")
 LENGTH, LOG, VLLM = ("KVP113", "prompt-length"), ("KVP114", "kv-size-log"), ("KVP115", "kv-size-vllm")
+PROMPTS = ("KVP116", "prompt-movable")
 
 
 def _finding(
@@ -223,4 +238,5 @@ RULES: tuple[Rule[KvSizeFacts], ...] = (
     Rule(*LENGTH, length_possible),
     Rule(*LOG, log_agrees),
     Rule(*VLLM, vllm_agrees),
+    Rule(*PROMPTS, prompts_movable),
 )

@@ -50,8 +50,6 @@ def latent(context: Context, layers: tuple[int, ...]) -> list[LayerGroup]:
         raise context.refuse(
             f"kv_lora_rank is set, but the model type {kind or '(none)'} has no MLA rule.", "unknown_mla_type"
         )
-    context.check_heads(context.heads())
-    context.fields.take()
     sparse = context.fields.optional("index_topk") is not None and kind in (
         "deepseek_v32", "glm_moe_dsa", "deepseek_v3",
     )  # fmt: skip

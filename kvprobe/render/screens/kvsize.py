@@ -103,9 +103,11 @@ def _transfer(transfer: dict[str, Any]) -> tuple[RenderableType, ...]:
     if transfer["status"] != "ok":
         return (Text(transfer["reason"] or transfer["status"], style="yellow"),)
     table = _plain_table("prompt", "bytes", "descriptors", "largest", "all ranks", "", left=("",))
+    refused: list[Text] = []
     for tokens, entry in transfer["prompts"].items():
         if entry["status"] != "ok":
-            table.add_row(f"{int(tokens):,}", "refused", "", "", "", Text(entry["reason"], style="yellow"))
+            table.add_row(f"{int(tokens):,}", Text("refused", style="yellow"), "", "", "", "")
+            refused.append(Text(entry["reason"], style="yellow"))
             continue
         largest = max(group["descriptor_bytes"] for group in entry["groups"])
         note = Text("longer than the model takes", style="yellow") if entry["longer_than_model"] else ""
@@ -120,7 +122,7 @@ def _transfer(transfer: dict[str, Any]) -> tuple[RenderableType, ...]:
     told = "descriptors before NIXL merges neighbours"
     if transfer["needs"]:
         told += f"; both sides need {', '.join(transfer['needs'])}"
-    return (table, Text(told, style="dim"))
+    return (table, *refused, Text(told, style="dim"))
 
 
 def _assumed(result: dict[str, Any]) -> list[RenderableType]:
