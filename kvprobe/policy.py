@@ -191,6 +191,9 @@ def _check(policy: Policy, source: str) -> None:
             raise UsageError(f"{source}: {check!r} is not the id of a check, such as KVP203.")
 
 
+_WAIVED = re.compile(r"(fail|warn), waived until ")
+
+
 def apply_waivers(findings: tuple[Finding, ...], policy: Policy, today: datetime.date) -> tuple[Finding, ...]:
     """Turn waived FAIL and WARN findings into PASS with the reason; an expired waiver only leaves a note."""
     out = []
@@ -207,13 +210,18 @@ def apply_waivers(findings: tuple[Finding, ...], policy: Policy, today: datetime
     return tuple(out)
 
 
+def waiver_note(finding: Finding) -> str | None:
+    """The note that :func:`apply_waivers` left on a finding that it turned into PASS; None if it did not."""
+    return next((note for note in finding.notes if _WAIVED.match(note)), None)
+
+
 def without_waivers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
     """Undo :func:`apply_waivers`, so that a stored report can be judged by another policy."""
     out = []
     for finding in findings:
         status, notes = finding.status, []
         for note in finding.notes:
-            match = re.match(r"(fail|warn), waived until ", note)
+            match = _WAIVED.match(note)
             if match:
                 status = Status(match[1])
             elif not note.startswith("waiver expired on "):

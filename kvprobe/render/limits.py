@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvprobe.evidence import Origin
 from kvprobe.figures import rows
 from kvprobe.finding import Status
+from kvprobe.policy import waiver_note
 from kvprobe.report import Report
 
 
@@ -26,6 +27,8 @@ def limits(report: Report) -> list[str]:
     skipped = [f.id for f in report.findings if f.status is Status.SKIP]
     if skipped:
         found.append(f"Skipped: {', '.join(dict.fromkeys(skipped))}.")
+    notes = [(finding.id, waiver_note(finding)) for finding in report.findings]
+    found += [f"{id_} was {waived}." for id_, waived in notes if waived]
     assumed = [e for e in report.evidence if e.origin is Origin.ASSUMED]
     if assumed:
         found.append(f"Assumed, not measured: {', '.join(e.source for e in assumed)}.")

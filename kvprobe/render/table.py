@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.finding import Finding, Status, VerdictStatus
+from kvprobe.policy import waiver_note
 from kvprobe.render import Look
 from kvprobe.render.screens import Block, blocks
 from kvprobe.render.words import CATEGORIES as CATEGORIES
@@ -158,6 +159,9 @@ def _finding(console: Console, finding: Finding, look: Look) -> None:
     for rest in more:
         console.print(Text(indent + rest, style=style))
     if status is Status.PASS and not look.verbose:
+        if waived := waiver_note(finding):
+            for line in _indented("waived", waived, console.width):
+                console.print(line)
         return
     for label, text in _details(finding, look):
         for row in _indented(label, text, console.width):
@@ -201,6 +205,8 @@ def verdict_line(report: Report, look: Look) -> Text:
     told = ", ".join(
         f"{n} {_COUNTED[s] if n != 1 or s is not Status.WARN else 'warning'}" for s, n in counts.items() if n
     )
+    waived = sum(waiver_note(f) is not None for f in report.findings)
+    told += f", {waived} of them waived" if waived else ""
     line = Text(_VERDICT[report.verdict.status], style=_VERDICT_STYLE[report.verdict.status])
     if told:
         line.append(f"  {told}")

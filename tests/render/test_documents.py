@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 
+from kvprobe.cli.settings import load_profile
 from kvprobe.evidence import Evidence, Origin
 from kvprobe.finding import Remedy, Status, judge
+from kvprobe.policy import apply_waivers, overlay
 from kvprobe.render import Look, renderer
 from tests.reports import finding, report
 
@@ -81,3 +84,16 @@ def test_the_table_says_why_where_no_finding_does() -> None:
     warned = finding(Status.WARN)
     page = renderer("table")(report(warned, verdict=judge((warned,), fail_on="warn")), Look())
     assert page.splitlines()[-2] == "a warning is a NO-GO here (--fail-on warn)"
+
+
+def test_a_waiver_is_seen_in_every_document_for_people() -> None:
+    policy = overlay(
+        load_profile("default"),
+        {"waivers": [{"check": "KVP203", "reason": "new cable", "until": datetime.date(2030, 1, 1)}]},
+        "our.toml",
+    )
+    (excused,) = apply_waivers((finding(),), policy, datetime.date(2029, 1, 1))
+    document = report(excused)
+    for form in ("table", "markdown", "html"):
+        assert "waived until 2030-01-01 (our.toml): new cable" in renderer(form)(document, Look()), form
+    assert renderer("table")(document, Look()).splitlines()[-1] == "GO  1 passed, 1 of them waived  (11.9 s)"
