@@ -82,12 +82,12 @@ def _seen(mine: NodeFacts, served: Served) -> tuple[OperationSeen, ...]:
     for operation, label in (served.summary.transports if served.summary else {}).items():
         via = served.summary.vias.get(operation, "") if served.summary else ""
         poster = mine if operation == "WRITE" else served.remote
-        how = label.rsplit(", ", 1)[-1]
+        name, _, how = label.rpartition(", ")
         emulated = "emulation" in label
         found.append(
             OperationSeen(
                 operation=operation,
-                transport=Transport(name=label, how=how, via=via, emulated=emulated, share=1.0),
+                transport=Transport(name=name, how=how, via=via, emulated=emulated, share=1.0),
                 lanes=lanes(via, poster.host, poster.network),
             )
         )

@@ -27,7 +27,7 @@ from kvprobe.rules.base import run_rules
 from kvprobe.rules.concurrency import RULES as CONCURRENCY_RULES
 from kvprobe.rules.concurrency import ConcurrencyFacts
 from kvprobe.rules.ladder_facts import LadderFacts
-from kvprobe.rules.transfer import complete, contiguous
+from kvprobe.rules.transfer import complete
 from kvprobe.rules.transfer_quality import direction, overhead
 from kvprobe.rules.two_nodes import RULES, OperationSeen, TwoNodeFacts, describe_seen
 
@@ -89,13 +89,7 @@ def connect(door: Door, params: dict[str, Any]) -> Draft:
         done=len(run.series) if run else 0, versions=_versions(run), evidence=told_by,
     )  # fmt: skip
     findings = run_rules(RULES, facts, door.policy)
-    # Rung 1 is a TCP stream: no yardstick for RDMA or shared memory.
-    judged = (
-        (contiguous, complete, direction, overhead)
-        if rungs[1].comparable
-        else (complete, direction, overhead)
-    )
-    findings += [f for rule in judged for f in rule(ladder, door.policy)]
+    findings += [f for rule in (complete, direction, overhead) for f in rule(ladder, door.policy)]
     crowd = levels([s for s in run.series if (s.prompt_tokens, s.order, s.op) == (max(plans), "shuffled", operation)]) if run else ()  # fmt: skip
     if len(crowd) > 1:
         findings += run_rules(
