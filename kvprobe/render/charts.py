@@ -169,10 +169,11 @@ def descriptor_curve(result: Mapping[str, Any]) -> str | None:
     chart.x_labels = list(range(math.floor(low), math.ceil(high) + 1, step))
     rates = [y for _, y in points]
     decades = _decades(min(rates), max(rates))
-    chart.range = (decades[0], decades[-1])
+    # pygal drops a tick that rounding puts a hair above the range.
+    chart.range = (decades[0], decades[-1] * 1.001)
     chart.y_labels = [{"label": _round(format_rate(rate)), "value": rate} for rate in decades]
     for name, line in sorted(lines.items()):
-        chart.add(name, [(math.log2(x), y) for x, y in sorted(line)], stroke=len(line) > 1)
+        chart.add(name, [(math.log2(x), y) for x, y in sorted(line)], stroke=len({x for x, _ in line}) > 1)
     return _svg(chart, "curve")
 
 
