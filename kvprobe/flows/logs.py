@@ -78,7 +78,11 @@ def _read(door: Door, reader: LogReader, read: LogRead, needles: Needles, *, liv
                     else f", {format_seconds(i.avg_xfer_time_ms / 1e3)} each"
                 )
                 failed = f", {i.failures} failed" if i.failures else ""
-                door.progress.warn(f"{i.timestamp or f'line {i.line}'}  {i.num_successful_transfers} transfers{mean}{failed}")  # fmt: skip
+                door.progress.warn(f"{i.timestamp or f'line {i.line}'}  {_count(i.num_successful_transfers)}{mean}{failed}")  # fmt: skip
+
+
+def _count(transfers: int) -> str:
+    return f"{transfers:,} transfer{'' if transfers == 1 else 's'}"
 
 
 def stored_result(door: Door, path: str | None) -> dict[str, Any]:

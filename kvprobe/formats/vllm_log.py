@@ -55,11 +55,11 @@ _COMPLETE = ("avg_num_descriptors", "num_kv_expired_reqs", "num_notifs_after_exp
 """What a whole line ends with, by version."""
 
 _FAST = re.compile(
-    r"Num successful transfers=(\d+), Avg xfer time \(ms\)=(\d+(?:\.\d+)?), P90 xfer time \(ms\)=(\d+(?:\.\d+)?), "
+    r"Num successful transfers=(\d{1,18}), Avg xfer time \(ms\)=(\d+(?:\.\d+)?), P90 xfer time \(ms\)=(\d+(?:\.\d+)?), "
     r"(?:Avg post time \(ms\)=(\d+(?:\.\d+)?), P90 post time \(ms\)=(\d+(?:\.\d+)?), )?"
     r"Avg MB per transfer=(\d+(?:\.\d+)?), Throughput \(MB/s\)=(\d+(?:\.\d+)?), Avg number of descriptors=(\d+\.\d|0)"
-    r"(?:, Num failed transfers=(\d+)(?:, Num failed recvs=(\d+))?, Num KV expired reqs=(\d+)"
-    r"(?:, Num notifs after expiry=(\d+))?)?\.?\s*$"
+    r"(?:, Num failed transfers=(\d{1,18})(?:, Num failed recvs=(\d{1,18}))?, Num KV expired reqs=(\d{1,18})"
+    r"(?:, Num notifs after expiry=(\d{1,18}))?)?\.?\s*$"
 )
 _NUMPY = re.compile(r"np\.(?:float|int)\d+\(([^()]*)\)")
 _NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:e[+-]?\d+)?$")

@@ -8,9 +8,9 @@ from typing import Any
 STATS_LIMIT = 2000
 """Throughput lines looked at per file (five hours at one in 10 s); the question they answer needs no more."""
 _STATS = re.compile(
-    r"Avg prompt throughput: (?P<prompt>[\d.]+) tokens/s, Avg generation throughput: (?P<generation>[\d.]+) tokens/s, "
-    r"Running: (?P<running>\d+) reqs, Waiting: (?P<waiting>\d+) reqs.*?Prefix cache hit rate: (?P<prefix>[\d.]+)%"
-    r"(?:.*?External prefix cache hit rate: (?P<external>[\d.]+)%)?"
+    r"Avg prompt throughput: (?P<prompt>\d+(?:\.\d+)?) tokens/s, Avg generation throughput: (?P<generation>\d+(?:\.\d+)?) tokens/s, "
+    r"Running: (?P<running>\d{1,12}) reqs, Waiting: (?P<waiting>\d{1,12}) reqs.*?Prefix cache hit rate: (?P<prefix>\d+(?:\.\d+)?)%"
+    r"(?:.*?External prefix cache hit rate: (?P<external>\d+(?:\.\d+)?)%)?"
 )
 _LANES = re.compile(r"rma_am\(tcp/(?P<device>[^)\s]+)")
 _FAST_LANE = re.compile(r"\b(?:device|rma|rma_bw)\([^)]*cuda_ipc")

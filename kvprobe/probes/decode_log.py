@@ -112,7 +112,7 @@ class LogRead:
                     self.bytes += len(block)
                     self._heard = self._system.monotonic()
                     if regular and number % _TICK_BLOCKS == 0 and mode.st_size > self.bytes:
-                        self._tell(f"{self.path}: {self.bytes / mode.st_size:.0%}")
+                        self._tell(f"{self.bytes / mode.st_size:.0%}")
                     yield block
                 elif regular and self._follow.grow and self.path != STDIN:
                     if not self._patience():
@@ -166,7 +166,7 @@ class LogRead:
             self.note = f"followed for {self._follow.seconds:.0f} s"
             return False
         if silent > 2:
-            self._tell(f"{'stdin' if self.path == STDIN else self.path}: silent for {silent:.0f} s")
+            self._tell(f"silent for {silent:.0f} s")
         return True
 
 

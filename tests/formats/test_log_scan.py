@@ -55,7 +55,7 @@ def test_both_matchers_find_the_same(block: bytes) -> None:
     indexes = range(len(LITERALS))
     fast, slow = log_scan._Hyperscan(LITERALS, indexes), log_scan._OneByOne(LITERALS, indexes)
     assert sorted(fast.find(text)) == slow.find(text)
-    assert log_scan._Single(b"needle", 7).find(text) == log_scan._OneByOne({7: b"needle"}, (7,)).find(text)  # type: ignore[arg-type]
+    assert log_scan._Single(b"needle", 7).find(text) == log_scan._OneByOne({7: b"needle"}, (7,)).find(text)
 
 
 def test_works_without_the_optional_libraries(monkeypatch: pytest.MonkeyPatch) -> None:

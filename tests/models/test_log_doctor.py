@@ -202,3 +202,18 @@ def test_memory_stays_bounded_whatever_the_log_holds() -> None:
     assert [i.line for i in reader.intervals()][-1] == 3000
     assert len(reader.damaged) == 50 and reader.damaged_count == 300
     assert reader.total().timed == 6000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        STATS.format("98.998.9", "1"),
+        STATS.format(2000.0, 1.0).replace("Waiting: 0", "Waiting: " + "9" * 5000),
+        "KV Transfer metrics: Num successful transfers=" + "9" * 5000 + ", Avg xfer time (ms)=1.0",
+        SLOW.replace("transfers=2", "transfers=" + "9" * 5000),
+        "(A pid=" + "9" * 5000 + ") INFO 11-08 11:00:10 [l.py:1] NIXL_ERR_NOT_FOUND",
+        "[" + "9" * 5000 + ".000001] [a:1 :0] UCX  ERROR mlx5_0 failed",
+    ],
+)
+def test_numbers_of_nonsense_do_not_raise(line: str) -> None:
+    read([line])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -120,7 +121,12 @@ def _units(result: dict[str, Any], engines: list[dict[str, Any]]) -> list[Render
         lines.append(
             f"{result['intervals_in_all']:,} intervals; the JSON report lists the first and the newest, all are in the sums."
         )
-    return [Text(line, style="dim") for line in lines]
+    return [_wrapped(line, "dim") for line in lines]
+
+
+def _wrapped(line: str, style: str = "") -> RenderableType:
+    """Long lines break between words."""
+    return Padding(Text(line, style=style), 0)
 
 
 def _timeline_title(timeline: dict[str, Any]) -> str:
@@ -148,7 +154,7 @@ def _timeline(timeline: dict[str, Any], look: Look) -> RenderableType:
             Text(row["start"], style="dim"),
             Text(_bar(mean, longest, room), style="cyan"),
             "-" if mean is None else format_seconds(mean),
-            f"{row['transfers']:,} transfers",
+            f"{row['transfers']:,} transfer{'' if row['transfers'] == 1 else 's'}",
             Text(", ".join(marks), style="red"),
         )
     return table
@@ -194,7 +200,7 @@ def _meaning(result: dict[str, Any]) -> tuple[RenderableType, ...]:
             f"NIXL alone: {format_seconds(against['predicted_seconds'])} predicted{beyond}; the engine needs "
             f"{format_seconds(against['measured_seconds'])}, {against['ratio']:.2f} times as much"
         )
-    return tuple(Text(line) for line in lines)
+    return tuple(_wrapped(line) for line in lines)
 
 
 def _others(others: dict[str, dict[str, Any]]) -> list[RenderableType]:
@@ -204,5 +210,5 @@ def _others(others: dict[str, dict[str, Any]]) -> list[RenderableType]:
             f"{k.removesuffix('_GB_per_s')} {v} GB/s" for k, v in values.items() if k.endswith("_GB_per_s")
         ]
         told = rates or [f"{k} {v:,}" for k, v in list(values.items())[:4]]
-        found.append(Text(f"{name}: {', '.join(told)}"))
+        found.append(_wrapped(f"{name}: {', '.join(told)}"))
     return found
