@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pygal
@@ -138,7 +138,7 @@ def tax(result: Mapping[str, Any], room_seconds: float | None) -> str | None:
 
 
 def descriptor_curve(result: Mapping[str, Any]) -> str | None:
-    """Measured bandwidth over descriptor size, one line an order of blocks, both axes logarithmic."""
+    """Measured bandwidth over descriptor size, one line an order of blocks (or a way that tune tried), both axes logarithmic."""
     lines: dict[str, list[tuple[float, float]]] = {}
     for row in rows(result.get("transfers")):
         size, count = (
@@ -153,12 +153,17 @@ def descriptor_curve(result: Mapping[str, Any]) -> str | None:
         size, rate = number(row.get("descriptor_bytes")), number(row.get("bandwidth_bytes_per_second"))
         if size and rate and min(size, rate) > 0:
             lines.setdefault("curve", []).append((size, rate))
+    for row in [*rows([result.get("baseline")]), *rows(result.get("candidates"))]:
+        size, count, seconds = (number(row.get(key)) for key in ("bytes", "descriptors", "seconds"))
+        if size and count and seconds and min(size, count, seconds) > 0:
+            lines.setdefault(str(row.get("way")), []).append((size / count, size / seconds))
+    lines = dict(sorted(lines.items(), key=lambda item: -len(item[1]))[: len(_COLORS)])
     points = [p for line in lines.values() for p in line]
     if len({round(x) for x, _ in points}) < 2:
         return None
     low, high = (f(math.log2(x) for x, _ in points) for f in (min, max))
     chart = pygal.XY(
-        **{**_COMMON, "height": 330, "dots_size": 4, "margin_bottom": 30},
+        **{**_COMMON, **_legend(lines), "dots_size": 4},
         logarithmic=True,
         x_title="bytes of one descriptor",
         value_formatter=format_rate,
@@ -191,8 +196,9 @@ def timeline(result: Mapping[str, Any]) -> str | None:
     step = math.ceil(len(longest) / _MAX_POINTS)
     shown = longest[::step]
     alone = len(streams) == 1
+    names = [name for name, _ in _TIMES] if alone else list(streams)[: len(_COLORS)]
     chart = pygal.Line(
-        **{**_COMMON, "height": 330, "show_dots": len(shown) < 60, "margin_bottom": 30},
+        **{**_COMMON, **_legend(names), "show_dots": len(shown) < 60},
         x_title=("line of the log" if alone else "interval")
         + (f", every {step}th interval" if step > 1 else ""),
         value_formatter=format_seconds,
@@ -208,8 +214,8 @@ def timeline(result: Mapping[str, Any]) -> str | None:
                 chart.add(name, line)
                 values += line
     else:
-        for name, found in list(streams.items())[: len(_COLORS)]:
-            line = _milliseconds(found[::step], "avg_xfer_time_ms")
+        for name in names:
+            line = _milliseconds(streams[name][::step], "avg_xfer_time_ms")
             chart.add(name, line)
             values += line
     _time_axis(chart, max(v for v in values if v is not None))
@@ -222,6 +228,16 @@ _TIMES = (("average", "avg_xfer_time_ms"), ("p90", "p90_xfer_time_ms"), ("post, 
 def _milliseconds(found: list[dict[str, Any]], key: str) -> list[float | None]:
     """The printed milliseconds in seconds; None where the line does not have them."""
     return [None if (v := number(r.get(key))) is None else v / 1000 for r in found]
+
+
+def _legend(names: Collection[str]) -> dict[str, int]:
+    """Two columns of short names, one of long ones, and a chart that is higher by the rows."""
+    columns = 2 if max(map(len, names), default=0) <= 18 else 1
+    return {
+        "legend_at_bottom_columns": columns,
+        "height": 290 + 20 * math.ceil(len(names) / columns),
+        "margin_bottom": 30,
+    }
 
 
 def _round(text: str) -> str:

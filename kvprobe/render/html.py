@@ -118,7 +118,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
         ("model", report.subject.get("model")),
         ("subject", report.subject.get("headline")),
         ("host", run.host),
-        ("started", run.started_at),
+        ("started", (run.started_at or "").replace("T", " ").replace("+00:00", " UTC")),
         ("took", duration),
         ("policy", f"{policy.name} ({policy.source})" if policy else None),
         ("replayed from", run.replayed_from),

@@ -103,3 +103,12 @@ def test_logs_of_several_engines_are_lines_of_their_own() -> None:
     ]
     svg = charts.timeline({"kv_transfer_intervals": rows})
     assert svg is not None and "a.log engine 0" in svg and "b.log engine 0" in svg
+
+
+def test_what_tune_measured_is_a_curve_over_descriptor_size() -> None:
+    tried = [
+        {"way": "READ as now", "bytes": 2**29, "descriptors": 2**29 // size, "seconds": 2**29 / size * 3.5e-6}
+        for size in (2**15, 2**17, 2**19)
+    ]
+    svg = charts.descriptor_curve({"baseline": tried[0], "candidates": tried[1:]})
+    assert svg is not None and "READ as now" in svg and svg.count("<circle") == 3
