@@ -11,7 +11,7 @@ from kvprobe.formats.log_scan import Needles
 from kvprobe.models.log_facts import LogFacts
 from kvprobe.models.log_meaning import assessment, compare_with_fit, meaning
 from kvprobe.models.log_reader import LogReader
-from kvprobe.models.log_result import result_of
+from kvprobe.models.log_result import requests_of, result_of
 from kvprobe.probes.decode_log import Follow, LogRead
 from kvprobe.probes.log_signatures import load_signatures
 from kvprobe.report import decode
@@ -97,7 +97,7 @@ def _draft(
 ) -> Draft:
     total, warm = reader.total(), reader.warm()
     failures, notes = reader.doctor.failures(), reader.doctor.notes()
-    engines = [e.result() for e in reader.engines.values()]
+    engines = [{**e.result(), **requests_of(e, reader)} for e in reader.engines.values()]
     concurrent = [e["implied_concurrency"] for e in engines if e["implied_concurrency"] is not None]
     facts = LogFacts(
         origin="log",

@@ -47,7 +47,7 @@ def _bound(a: Aggregate) -> tuple[str, str]:
         )
     if share > DESCRIPTOR_SHARE:
         return "descriptors", f"posting takes {share:.0%} of the transfer time"
-    return "bytes", f"posting takes only {share:.0%} of the transfer time"
+    return "bytes", f"posting takes {share:.0%} of the transfer time"
 
 
 def _looks_like(a: Aggregate, bound: str) -> tuple[str | None, str]:

@@ -10,6 +10,7 @@ from kvprobe.formats.vllm_log import Interval
 from kvprobe.formats.vllm_log_others import with_rates
 from kvprobe.models.log_facts import LogFacts
 from kvprobe.models.log_reader import LogReader
+from kvprobe.models.log_summary import EngineLog
 
 UNITS = {
     "avg_xfer_time_ms": "ms",
@@ -26,6 +27,24 @@ def interval_row(i: Interval) -> dict[str, Any]:
     """The printed numbers; what that vLLM does not print is absent."""
     row = {k: v for k, v in msgspec.structs.asdict(i).items() if v is not None and v is not False}
     return {**row, "measured": i.measured}
+
+
+def requests_of(engine: EngineLog, reader: LogReader) -> dict[str, Any]:
+    """Transfers are a rank's: with the ranks that the log shows, about how many requests and bytes a request.
+
+    An estimate: a rank that reads from several remote ranks makes several transfers. None where no rank is shown.
+    """
+    stream = reader.streams.get((engine.file, engine.source))
+    ranks = len(stream.ranks) if stream else 0
+    total = engine.total
+    same = [e for e in reader.engines.values() if (e.file, e.source) == (engine.file, engine.source)]
+    if not ranks or len(same) > 1 or not total.transfers:
+        return {"ranks_seen": None, "requests_estimated": None, "bytes_per_request_estimated": None}
+    return {
+        "ranks_seen": ranks,
+        "requests_estimated": total.transfers / ranks,
+        "bytes_per_request_estimated": None if total.bytes_mean is None else total.bytes_mean * ranks,
+    }
 
 
 def result_of(

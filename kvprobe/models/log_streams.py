@@ -19,6 +19,7 @@ _VERSION = re.compile(r"Initializing a V1 LLM engine \(v(\d+\.\d+[\w.+]*)\)")
 _ROLE = re.compile(
     r"'kv_role': '(kv_producer|kv_consumer)'|kv_role='(kv_producer|kv_consumer)'(?!.*deprecated)"
 )
+_RANK = re.compile(r"\((Worker\S*|EngineCore\S*) pid=\d+\).*NIXL compatibility check passed")
 _NAMED = re.compile(r"(?<![a-z])(decode|prefill)(?:r|er)?(?![a-z])", re.IGNORECASE)
 _GENERATES = 0.002
 """Generated per prompt token. A prefill instance makes one token a prompt: less than this from 500 tokens on."""
@@ -29,6 +30,7 @@ LITERALS = (
     b"rma_am(tcp/",
     b"Initializing a V1 LLM engine (v",
     b"non-default args: ",
+    b"NIXL compatibility check passed",
 )
 
 
@@ -50,6 +52,8 @@ class Stream:
         self.configured: str | None = None
         self.lanes: str | None = None
         self.fast_lane = self.am_cuda = False
+        self.ranks: set[str] = set()
+        """Worker ranks whose handshake the log shows, by data-parallel index too."""
 
     def take(self, text: str) -> None:
         """A plain line with one of :data:`LITERALS`."""
@@ -62,6 +66,11 @@ class Stream:
             self.lanes = f"tcp/{lanes['device']}"
             self.fast_lane |= bool(_FAST_LANE.search(text))
             self.am_cuda |= bool(_AM_CUDA.search(text))
+            return
+        rank = _RANK.search(text)
+        if rank:
+            if len(self.ranks) < 4096:
+                self.ranks.add(rank[1])
             return
         version = _VERSION.search(text)
         if version:
@@ -116,4 +125,5 @@ class Stream:
             "prefix_cache_hit_percent": self.prefix_hit,
             "external_prefix_cache_hit_percent_max": self.external_hit,
             "rma_lane": self.lanes,
+            "ranks_seen": len(self.ranks) or None,
         }

@@ -169,6 +169,13 @@ def test_wrong_calls_exit_2(arguments: list[str], says: str, capsys: pytest.Capt
     assert says in capsys.readouterr().err
 
 
+def test_four_ranks_make_one_request(capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = run(capsys, ROOT / "tests/cases/logs/L06-tp4-rank-level/decode.log")
+    (engine,) = document["result"]["engines"]
+    assert (engine["ranks_seen"], engine["requests_estimated"]) == (4, 1)
+    assert engine["bytes_per_request_estimated"] == 9 * 2**20
+
+
 def test_damaged_lines_are_listed_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "decode.log"
     file.write_text(TWO.read_text().replace("Throughput (MB/s)=14177.215", "Throughput (MB/s)=99177.215"))

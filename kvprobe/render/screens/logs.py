@@ -117,11 +117,20 @@ def _units(result: dict[str, Any], engines: list[dict[str, Any]]) -> list[Render
             f"{_name(e)}: the first interval took {format_seconds(first['xfer_seconds_mean'])} a transfer; "
             f"{format_seconds(e['warm_xfer_seconds_mean'])} without it."
         )
+    for e in [e for e in engines if (e.get("ranks_seen") or 0) > 1][:4]:
+        size = e["bytes_per_request_estimated"]
+        each = f" of {format_bytes(size)}" if size else ""
+        lines.append(f"{_name(e)}: {e['ranks_seen']} ranks seen, so about {_requests(e)}{each}.")
     if result.get("intervals_left_out"):
         lines.append(
             f"{result['intervals_in_all']:,} intervals; the JSON report lists the first and the newest, all are in the sums."
         )
     return [_wrapped(line, "dim") for line in lines]
+
+
+def _requests(e: dict[str, Any]) -> str:
+    count = round(e["requests_estimated"])
+    return "1 request" if count == 1 else f"{count:,} requests"
 
 
 def _wrapped(line: str, style: str = "") -> RenderableType:
