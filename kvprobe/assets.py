@@ -38,5 +38,5 @@ def gates() -> dict[str, Path]:
     return {
         str(path.relative_to(folder)): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.relative_to(folder).parts[0] not in ("profiles", "signatures")
+        if path.is_file() and path.parent != folder and path.parent.name not in ("profiles", "signatures")
     }

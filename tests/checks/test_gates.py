@@ -6,7 +6,6 @@ import configparser
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -14,12 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 
 from kvprobe.assets import checks_dir, gates
-from kvprobe.cli import cli
+from tests.calls import calls, parse
 
 CHECKS = checks_dir()
 KUBERNETES = ("kubernetes/init-container.yaml", "kubernetes/job.yaml", "kubernetes/daemonset.yaml")
@@ -27,13 +25,6 @@ KUBERNETES = ("kubernetes/init-container.yaml", "kubernetes/job.yaml", "kubernet
 
 def load(name: str) -> Any:
     return yaml.safe_load((CHECKS / name).read_text(encoding="utf-8"))
-
-
-def calls(text: str) -> Iterator[list[str]]:
-    """Every kvprobe call in a shell line, without redirections and what follows it."""
-    for match in re.finditer(r"(?<![\w/.-])(?:/usr/local/bin/)?kvprobe +([a-z][a-z-]*[^;|&)`\n]*)", text):
-        words = shlex.split(match[1].strip().rstrip('"'), comments=True)
-        yield [w for w in words if not re.match(r"\d?>", w)]
 
 
 def commands_of(name: str) -> list[list[str]]:
@@ -101,12 +92,7 @@ def test_the_gates_of_the_issue_are_there_and_call_kvprobe() -> None:
 
 @pytest.mark.parametrize(("name", "words"), CALLS, ids=[f"{n}: {' '.join(w[:2])}" for n, w in CALLS])
 def test_every_call_parses_against_the_real_command_line(name: str, words: list[str]) -> None:
-    root = click.Context(cli, info_name="kvprobe")
-    command = cli.get_command(root, words[0])
-    assert command is not None, f"{name}: kvprobe has no command {words[0]!r}"
-    # Parsing only: the command itself does not run. A wrong option or value raises.
-    with command.make_context(words[0], list(words[1:]), parent=root) as ctx:
-        assert ctx.params
+    parse(words)
 
 
 def call_with_sh(line: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
@@ -285,6 +271,12 @@ def test_kubernetes_documents_have_what_the_api_requires(name: str) -> None:
         assert mounts <= {v["name"] for v in pod.get("volumes", [])}
     # cuda_ipc between two processes of the pod and the workload it stands for.
     assert pod["hostIPC"] is True
+
+
+def test_the_folder_s_readme_names_every_gate_and_profile() -> None:
+    text = (CHECKS / "README.md").read_text(encoding="utf-8")
+    assert [name for name in gates() if f"`{name}`" not in text] == []
+    assert [p.stem for p in (CHECKS / "profiles").glob("*.toml") if f"`{p.stem}`" not in text] == []
 
 
 def test_no_gate_lets_unknown_through() -> None:

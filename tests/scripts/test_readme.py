@@ -15,6 +15,7 @@ from kvprobe.cli import COMMANDS, EXIT_CODES
 from kvprobe.cli.config import effective
 from kvprobe.finding import ExitCode
 from kvprobe.render import RENDERERS
+from tests.calls import calls, parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -38,6 +39,14 @@ def test_every_command_it_names_exists_and_every_command_is_named() -> None:
     assert calls - COMMANDS.keys() == set()
     help_block = README.split("<!-- help", 1)[1].split("<!-- /help", 1)[0]
     assert [c for c in COMMANDS if not re.search(rf"^  {c}\b", help_block, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("line", re.findall(r"^(?:\$ )?(kvprobe .*)$", README, re.MULTILINE))
+def test_every_call_it_shows_is_one_that_kvprobe_takes(line: str) -> None:
+    found = [words for words in calls(line) if not re.fullmatch(r"\d+\.\d+\.\d+", words[0])]
+    assert found or re.match(r"kvprobe \d", line)
+    for words in found:
+        parse(words)
 
 
 def test_the_table_of_exit_codes_has_every_code() -> None:
