@@ -32,7 +32,7 @@ FAMILIES: dict[str, Family] = _table(
         Glm4MoeForCausalLM MiniMaxM2ForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM HYV3ForCausalLM
         SolarForCausalLM TeleFLMForCausalLM OlmoForCausalLM Olmo2ForCausalLM FlexOlmoForCausalLM
         Jais2ForCausalLM NanbeigeForCausalLM Starcoder2ForCausalLM DeepseekForCausalLM LlamaModel MistralModel
-        PhiMoEForCausalLM Param2MoEForCausalLM SarvamMoEForCausalLM""",
+        PhiMoEForCausalLM Param2MoEForCausalLM SarvamMoEForCausalLM PanguEmbeddedForCausalLM""",
     ),
     (
         standard(head_size=_DIVIDED),
@@ -84,13 +84,15 @@ FAMILIES: dict[str, Family] = _table(
     (mixed.gemma3n, "Gemma3nForCausalLM"),
     (mixed.gemma4, "Gemma4ForCausalLM"),
     (mixed.mimo_v2, "MiMoV2FlashForCausalLM MiMoV2ForCausalLM"),
+    (mixed.step3p5, "Step3p5ForCausalLM"),
+    (standard(windows.none_slide, kv_heads=full.one_kv_head), "Step3TextForCausalLM"),
     (mixed.nemotron_nas, "DeciLMForCausalLM"),
     (mixed.minimax_m3, "MiniMaxM3SparseForCausalLM"),
     (mixed.whisper, "WhisperForConditionalGeneration"),
     (
         mla.mla,
         """DeepseekV2ForCausalLM DeepseekV3ForCausalLM DeepseekV32ForCausalLM GlmMoeDsaForCausalLM
-        Glm4MoeLiteForCausalLM AXK1ForCausalLM MistralLarge3ForCausalLM""",
+        Glm4MoeLiteForCausalLM AXK1ForCausalLM MistralLarge3ForCausalLM PanguUltraMoEForCausalLM""",
     ),
     (mla.longcat, "LongcatFlashForCausalLM"),
     (hybrid.mamba_only, "MambaForCausalLM FalconMambaForCausalLM"),
@@ -151,6 +153,8 @@ WRAPPERS: dict[str, str | None] = {
     "Ernie4_5_VLMoeForConditionalGeneration": "Ernie4_5_MoeForCausalLM",
     "PaddleOCRVLForConditionalGeneration": "Ernie4_5ForCausalLM",
     "MiniMaxM3SparseForConditionalGeneration": "MiniMaxM3SparseForCausalLM",
+    "Step3VLForConditionalGeneration": "Step3TextForCausalLM",
+    "Step3p7ForConditionalGeneration": "Step3p5ForCausalLM",
     **_by_text(
         """Mistral3ForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
         LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration InternVLChatModel H2OVLChatModel

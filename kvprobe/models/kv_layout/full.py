@@ -36,16 +36,30 @@ def standard(
 
 
 def gated(kinds: windows.Kinds) -> Family:
-    """Qwen: ``use_sliding_window`` false drops the window even when ``layer_types`` would use it."""
+    """Qwen: ``use_sliding_window`` false drops the window even when ``layer_types`` would use it.
+
+    vLLM's class takes a window on all layers or on none, and stops on a mixture.
+    """
 
     def family(context: Context) -> list[LayerGroup]:
         layers = context.layers()
         on = context.fields.flag("use_sliding_window", False)
         written = windows.written_kinds(context, layers)
         found = written if written is not None and on else kinds(context, layers)
+        if len(set(found)) > 1:
+            if context.fields.count("max_window_layers", default=layers, least=0) != layers:
+                raise context.refuse(
+                    "vLLM's Qwen classes do not take a sliding window on some layers only.", "mixed_windows"
+                )
+            found = [windows.FULL] * layers
         return windows.windowed(context, found)
 
     return family
+
+
+def one_kv_head(context: Context) -> int:
+    """Step3's multi-matrix factorization attention: a single KV head, copied to every rank."""
+    return 1
 
 
 def falcon_kv_heads(context: Context) -> int:

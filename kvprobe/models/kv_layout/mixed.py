@@ -100,6 +100,17 @@ def mimo_v2(context: Context) -> list[LayerGroup]:
     return groups
 
 
+def step3p5(context: Context) -> list[LayerGroup]:
+    """Step-3.5: ``layer_types`` may go on for the MTP layers; query heads differ by kind, KV heads do not."""
+    layers = context.layers()
+    written = context.fields.items("layer_types") or []
+    if len(written) < layers or any(
+        k not in ("full_attention", "sliding_attention") for k in written[:layers]
+    ):
+        raise context.refuse("layer_types does not name each layer full or sliding.", "missing_key")
+    return windows.windowed(context, [str(kind) for kind in written[:layers]])
+
+
 def nemotron_nas(context: Context) -> list[LayerGroup]:
     """Nemotron-NAS (DeciLM): each block has its own attention, or none."""
     blocks = context.fields.items("block_configs")

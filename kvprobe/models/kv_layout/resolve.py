@@ -76,7 +76,7 @@ def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayou
     has_states = any(g.state_bytes_per_layer for g in groups)
     return KvLayout(
         model=model.name,
-        architecture=architecture,
+        architecture=str(fields.top["architectures"][0]),
         model_dtype=dtype,
         kv_cache_dtype=context.kv_dtype_label or context.kv_dtype,
         kv_dtype_from=context.kv_dtype_from,
