@@ -110,9 +110,9 @@ def transfer_time(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
         )
     notes.append("the time holds the post call and the wait until the engine polls")
     if a.p90_ms:
-        notes.append(
-            f"P90 of all transfers: between {a.p90_ms[0]:.1f} and {a.p90_ms[1]:.1f} ms (P90s of intervals only bound it)"
-        )
+        low, high = (format_seconds(v / 1e3) for v in a.p90_ms)
+        both = f"P90 between {low} and {high}: P90s of intervals cannot be averaged, only bound it"
+        notes.append(f"P90 {low}" if a.measured == 1 and low == high else both)
     if status is not Status.PASS and facts.meaning.looks_like:
         notes.append(f"looks like {facts.meaning.looks_like}: {facts.meaning.looks_like_why}")
     yield Finding(
