@@ -259,3 +259,19 @@ def test_blackwell_chooses_other_mla_blocks() -> None:
     assert (found.block_size_tokens, found.bytes_per_token.per_rank) == (32, 8 * 576)
     sparse = layout("GlmMoeDsaForCausalLM", options={"gpu_arch": "sm100"}, **SPARSE)
     assert (sparse.kv_cache_dtype, sparse.bytes_per_token.per_rank) == ("fp8_e4m3", 8 * (576 + 132))
+
+
+@pytest.mark.parametrize(
+    ("options", "descriptors"),
+    [
+        ({"block_size": 128}, 8),
+        ({"block_size": 128, "gpu_arch": "sm100"}, 8),
+        ({"block_size": 96, "gpu_arch": "sm100"}, 8 * 3),
+        ({"block_size": 128, "gpu_arch": "sm89"}, 8),
+        ({"block_size": 128, "gpu_arch": "sm89", "kv_cache_dtype": "fp8"}, 16),
+        ({"block_size": 128, "kv_cache_dtype": "fp8"}, 8),
+        ({"block_size": 128, "kv_cache_dtype": "fp8_e5m2"}, 16),
+    ],
+)
+def test_blocks_that_the_kernel_cuts_move_in_pieces(options: dict[str, Any], descriptors: int) -> None:
+    assert plan(layout("LlamaForCausalLM", options=options), options["block_size"]).descriptors == descriptors

@@ -13,9 +13,12 @@ from collections.abc import Sequence
 import msgspec
 
 from kvprobe.models.kv_layout.context import Context
+from kvprobe.models.kv_layout.dtypes import FP8
 from kvprobe.models.kv_layout.types import CacheGroup, LayerGroup, Pages, Transfer
 
 _MLA_BASE = 128
+_FLASHINFER_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
+"""Blackwell's default backend; above 64 only with fewer KV heads than query heads (TRT-LLM kernels)."""
 DS_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT=DS"
 
 
@@ -119,7 +122,20 @@ def _several(
 
 
 def _kernel_block(context: Context, block: int) -> int | None:
-    return context.kernel_block if context.kernel_block and block > context.kernel_block else None
+    """Tokens of the blocks that the attention kernel sees, where it cannot take the whole one."""
+    size = context.kernel_block
+    if size is None and _uses_flashinfer(context):
+        grouped = context.blackwell and context.kv_heads() < context.heads()
+        fitting = [n for n in _FLASHINFER_BLOCKS if block % n == 0 and (grouped or n <= 64)]
+        size = max(fitting, default=None)
+    return size if size and block > size else None
+
+
+def _uses_flashinfer(context: Context) -> bool:
+    """Where FlashAttention is not the first choice, or does not take the cache's dtype."""
+    if context.blackwell or context.kv_dtype == "nvfp4":
+        return True
+    return context.kv_dtype in FP8 and (context.gpu_arch != "sm90" or context.kv_dtype == "fp8_e5m2")
 
 
 def _stretched(context: Context, group: LayerGroup, block: int, page: int) -> int:

@@ -188,6 +188,9 @@ def _assumed(context: Context) -> list[Assumption]:
     if context.options.gpu_arch is None:
         why = "no GPU was given; attention backend and block size depend on it"
         found.append(Assumption(what="gpu_arch", value=f"{HOPPER} (Hopper)", why=why))
+    elif context.gpu_arch != HOPPER:
+        why = "the rules for this GPU were read from vLLM's source, not run on one"
+        found.append(Assumption(what="gpu_arch", value=context.gpu_arch, why=why))
     fields = context.fields
     if not any(key.endswith("dtype") for key in fields.used):
         why = "config.json names no dtype; vLLM would read the weights' and use bfloat16 for float32"
