@@ -84,3 +84,9 @@ def test_files_are_bounded_and_written_whole(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be written"):
         write_atomically(tmp_path / "no" / "where", b"")
     assert json.loads(json.dumps(System().list_dir(tmp_path))) == ["big"]
+
+
+def test_a_path_that_cannot_be_looked_at_is_a_reason() -> None:
+    with pytest.raises(ProbeError, match="cannot be looked at"):
+        System().path_kind("x" * 5000)
+    assert System().path_kind("/no/such/place") == "absent"
