@@ -54,7 +54,7 @@ def show(name: str) -> None:
 
 
 def purpose(path: Path) -> str:
-    """The first comment line of a gate says what it is for; JSON has a line of its own in the README there."""
+    """The first comment line of a gate says what it is for; JSON has no comments."""
     with path.open(encoding="utf-8") as stream:
         first = stream.readline().strip()
     return first.lstrip("#").strip() if first.startswith("#") else _JSON_PURPOSE.get(path.name, "")
