@@ -69,6 +69,7 @@ class Doctor:
     def __init__(self, signatures: Iterable[Signature]) -> None:
         self.signatures = tuple(signatures)
         self._by_code = {s.code: s for s in self.signatures}
+        self._order = {s.code: number for number, s in enumerate(self.signatures)}
         by_literal: dict[bytes, list[Signature]] = {}
         for signature in self.signatures:
             for literal in signature.literals:
@@ -132,28 +133,31 @@ class Doctor:
     def root_of(self, code: str) -> str | None:
         """The seen cause that explains ``code``, or None if it stands for itself."""
         trail = [code]
-        while True:
-            cause = self._cause(trail[-1], trail)
-            if cause is None:
-                return trail[-1] if len(trail) > 1 else None
+        while (cause := self._cause(trail[-1])) is not None:
+            if cause in trail:
+                # Two that name each other: the one that was seen first stands for both.
+                first = next(c for c in self.seen if c in trail[trail.index(cause) :])
+                return None if first == code else first
             trail.append(cause)
+        return trail[-1] if len(trail) > 1 else None
 
-    def _cause(self, code: str, trail: list[str]) -> str | None:
-        for wanted in self._by_code[code].consequence_of:
+    def _cause(self, code: str) -> str | None:
+        mine = self._by_code[code]
+        for wanted in mine.consequence_of:
             for other in self.seen:
-                fits = (
-                    self._by_code[other].topic == wanted[6:]
-                    if wanted.startswith("topic:")
-                    else other == wanted
-                )
-                if (
-                    fits
-                    and other not in trail
-                    and self._by_code[other].severity != "info"
-                    and not self._by_code[other].derived
-                ):
+                if other != code and self._explains(self._by_code[other], mine, wanted):
                     return other
         return None
+
+    def _explains(self, other: Signature, mine: Signature, wanted: str) -> bool:
+        if other.derived or other.severity == "info":
+            return False
+        if not wanted.startswith("topic:"):
+            return other.code == wanted
+        # Advice and what was recovered do not explain a loss; within a topic causes stand in front of consequences.
+        if other.topic != wanted.removeprefix("topic:") or other.severity != "fail":
+            return False
+        return other.topic != mine.topic or self._order[other.code] < self._order[mine.code]
 
     def failures(self) -> list[dict[str, Any]]:
         """Causes first, then consequences; notes (severity info) are not among them."""

@@ -71,7 +71,8 @@ def _finding(rule: str, row: dict[str, Any], facts: LogFacts) -> Finding:
     return Finding(
         id=rule,
         name=f"log-{row['topic']}",
-        status=_STATUS[row["severity"]],
+        # A consequence can weigh more than its cause: transfers lost because of what UCX only warned about.
+        status=max((_STATUS[r["severity"]] for r in (row, *follow)), key=lambda status: status.rank),
         title=f"{row['title']}{_times(row)}",
         measured=Quantity(value=row["count"], unit="occurrences"),
         remedy=Remedy(text=row["first_remedy"], commands=tuple(row["commands"])),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvprobe.formats.log_scan import Needles, scan
 from kvprobe.formats.log_signatures import parse_signatures
+from kvprobe.models.log_doctor import Doctor
 from kvprobe.models.log_reader import LogReader
 
 FOLDER = Path(__file__).parent.parent.parent / "checks" / "signatures"
@@ -60,6 +64,31 @@ def test_one_cause_for_a_cascade_of_a_thousand_lines() -> None:
         "nixl_transfer_setup_failed": (1000, "nixl_remote_disconnect"),
         "kv_load_failed": (1000, "nixl_remote_disconnect"),
     }
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from([s.code for s in SIGNATURES]), min_size=1, max_size=6, unique=True))
+def test_whatever_is_seen_has_a_cause_that_stands_for_itself(found: list[str]) -> None:
+    doctor = Doctor(SIGNATURES)
+    for code in found:
+        doctor.conclude(code, 1, "decode.log")
+    roots = {code: doctor.root_of(code) for code in found}
+    assert any(root is None for root in roots.values())
+    for code, root in roots.items():
+        assert root is None or (root != code and roots[root] is None), roots
+
+
+def test_every_pair_has_a_cause() -> None:
+    for one, other in itertools.permutations([s.code for s in SIGNATURES], 2):
+        doctor = Doctor(SIGNATURES)
+        doctor.conclude(one, 1, "x")
+        doctor.conclude(other, 1, "x")
+        assert {doctor.root_of(one), doctor.root_of(other)} != {one, other}
+
+
+def test_advice_does_not_explain_a_loss() -> None:
+    typo = "[1788868092.568310] [a:876  :0] parser.c:2044 UCX  WARN  unused environment variable: UCX_NET_DEVICE (maybe: UCX_NET_DEVICES?)"
+    assert codes(read([typo, FAILED])) == {"ucx_unused_variable": None, "nixl_transfer_failed": None}
 
 
 def test_two_entries_of_one_handshake_count_once() -> None:
