@@ -113,7 +113,8 @@ def _specs(config: Any, torch: Any) -> list[dict[str, Any]]:
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
-            if "cuda" in str(kwargs.get("device")):
+            device = kwargs.get("device")
+            if isinstance(device, int) or "cuda" in str(device):
                 kwargs["device"] = "meta"
             name = getattr(func, "__name__", "")
             if name in ("item", "__bool__") and isinstance(args[0], torch.Tensor) and args[0].is_meta:
