@@ -96,6 +96,15 @@ def transfer_time(facts: LogFacts, policy: Policy) -> Iterable[Finding]:
     a = facts.warm
     mean, judged = a.xfer_mean_seconds, judged_seconds(a)
     if mean is None or judged is None:
+        if facts.total.transfers:
+            yield Finding(
+                id="KVP402",
+                name="engine-transfer-time",
+                status=Status.UNKNOWN,
+                title=f"{facts.total.transfers:,} transfers without a time: this vLLM (0.11.0) prints only their number, or the lines are cut",
+                remedy=Remedy(text="Upgrade to 0.11.1 or later, or measure with kvprobe live."),
+                evidence=(facts.evidence,),
+            )
         return
     key = (
         "engine_transfer_seconds" if "engine_transfer_seconds" in policy.thresholds else "transfer_8k_seconds"

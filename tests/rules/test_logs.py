@@ -76,6 +76,13 @@ def test_time_is_judged_per_gib_beyond_one(ms: float, mib: float, status: Status
     assert findings(facts(sums(ms=ms, mib=mib)))["KVP402"].status is status
 
 
+def test_transfers_without_times_are_unknown() -> None:
+    a = Aggregate()
+    a.add(Interval(num_successful_transfers=5))
+    found = findings(facts(a))
+    assert (found["KVP401"].status, found["KVP402"].status) == (Status.PASS, Status.UNKNOWN)
+
+
 def test_zeros_are_never_fast() -> None:
     a = Aggregate()
     a.add(Interval(num_successful_transfers=0, avg_xfer_time_ms=0.0, num_failed_transfers=3))
