@@ -25,7 +25,7 @@ FAMILIES: dict[str, Family] = _table(
     (
         standard(),
         """LlamaForCausalLM LLaMAForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM TeleChat3ForCausalLM
-        MistralForCausalLM Ministral3ForCausalLM MixtralForCausalLM Phi3ForCausalLM ApertusForCausalLM
+        MistralForCausalLM MinistralForCausalLM Ministral3ForCausalLM MixtralForCausalLM Phi3ForCausalLM ApertusForCausalLM
         ArceeForCausalLM SeedOssForCausalLM NemotronForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
         GraniteMoeSharedForCausalLM ExaoneForCausalLM HyperCLOVAXForCausalLM HunYuanDenseV1ForCausalLM
         HunYuanMoEV1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM GlmForCausalLM Glm4ForCausalLM
