@@ -153,6 +153,31 @@ class Context:
             ),
         )
 
+    def replicated(
+        self,
+        kind: str,
+        layers: tuple[int, ...],
+        *,
+        width: int,
+        size: int,
+        dtype: str,
+        arithmetic: tuple[str, ...],
+    ) -> LayerGroup:
+        """A group whose rows of ``width`` values and ``size`` bytes are the same on every TP rank."""
+        return LayerGroup(
+            kind=kind,
+            layers=layers,
+            kv_heads_per_rank=1,
+            head_size=width,
+            head_size_v=0,
+            element_bytes=size / width,
+            dtype=dtype,
+            bytes_per_token_per_layer=size,
+            replicated=True,
+            keys=self.fields.take(),
+            arithmetic=arithmetic,
+        )
+
     def state(
         self,
         layers: tuple[int, ...],

@@ -147,16 +147,12 @@ def minimax_m3(context: Context) -> list[LayerGroup]:
     own = tuple(i for i in range(layers) if i < len(sparse) and sparse[i] == 1)
     if not own:
         return [group]
-    index = LayerGroup(
-        kind="indexer",
-        layers=own,
-        kv_heads_per_rank=1,
-        head_size=width,
-        element_bytes=2,
+    index = context.replicated(
+        "indexer",
+        own,
+        width=width,
+        size=width * 2,
         dtype=context.dtype,
-        bytes_per_token_per_layer=width * 2,
-        replicated=True,
-        keys=fields.take(),
         arithmetic=(f"index key: {width} x 2 B = {width * 2} B a layer and token, on every rank",),
     )
     return [group, index]

@@ -66,28 +66,28 @@ def latent(context: Context, layers: tuple[int, ...]) -> list[LayerGroup]:
         raise context.refuse(
             "sparse MLA with compressed-tensors' kv_cache_scheme has no rule.", "kv_dtype_not_supported"
         )
+    if context.kv_dtype == "fp8_ds_mla" and not sparse:
+        raise context.refuse(
+            "no backend of vLLM stores a dense MLA cache as fp8_ds_mla.", "no_backend", "Use --kv-cache-dtype fp8."
+        )
     if context.kv_dtype == "fp8_ds_mla" or (sparse and context.kv_dtype == "fp8" and not context.blackwell):
         # FLASHMLA_SPARSE reads fp8 as an alias of its own packed rows; fp8_e4m3 goes to FlashInfer instead.
         context.kv_dtype = "fp8_ds_mla"
         return [*_indexers(context, layers, sparse), _packed(context, layers, rank, rope)]
+    indexers = _indexers(context, layers, sparse)
     size = (rank + rope) * context.element
-    row = LayerGroup(
-        kind="mla",
-        layers=layers,
-        kv_heads_per_rank=1,
-        head_size=rank + rope,
-        head_size_v=0,
-        element_bytes=context.element,
+    row = context.replicated(
+        "mla",
+        layers,
+        width=rank + rope,
+        size=size,
         dtype=context.kv_dtype,
-        bytes_per_token_per_layer=size,
-        replicated=True,
-        keys=context.fields.take(),
         arithmetic=(
             f"one latent vector, the same on all {context.tp} TP ranks",
             f"a layer and token: ({rank} latent + {rope} RoPE) x {context.element} B = {size:,} B",
         ),
     )
-    return [*_indexers(context, layers, sparse), row]
+    return [*indexers, row]
 
 
 def _packed(context: Context, layers: tuple[int, ...], rank: int, rope: int) -> LayerGroup:
@@ -96,17 +96,12 @@ def _packed(context: Context, layers: tuple[int, ...], rank: int, rope: int) -> 
             f"fp8_ds_mla is defined for 512 + 64 values a token, not for {rank} + {rope}.",
             "kv_dtype_not_supported",
         )
-    return LayerGroup(
-        kind="mla",
-        layers=layers,
-        kv_heads_per_rank=1,
-        head_size=rank + rope,
-        head_size_v=0,
-        element_bytes=1,
+    return context.replicated(
+        "mla",
+        layers,
+        width=rank + rope,
+        size=_DS_MLA_BYTES,
         dtype="fp8_ds_mla",
-        bytes_per_token_per_layer=_DS_MLA_BYTES,
-        replicated=True,
-        keys=context.fields.take(),
         arithmetic=(f"a layer and token: 512 FP8 + 4 FP32 scales + 64 bfloat16 = {_DS_MLA_BYTES} B",),
     )
 
@@ -152,17 +147,12 @@ def _indexers(context: Context, layers: tuple[int, ...], sparse: bool) -> list[L
     width = context.fields.count("index_head_dim", default=128)
     full = _index_layers(context, layers)
     size = width + 4 * -(-width // _INDEX_GROUP)
-    group = LayerGroup(
-        kind="indexer",
-        layers=full,
-        kv_heads_per_rank=1,
-        head_size=size,
-        head_size_v=0,
-        element_bytes=1,
+    group = context.replicated(
+        "indexer",
+        full,
+        width=size,
+        size=size,
         dtype="fp8_e4m3",
-        bytes_per_token_per_layer=size,
-        replicated=True,
-        keys=context.fields.take(),
         arithmetic=(
             f"index key: {width} FP8 bytes + 4 B scale per {_INDEX_GROUP} = {size} B a layer and token, on every rank",
         ),
