@@ -10,6 +10,7 @@ from kvprobe.cli.common import Common, common_options, execute
 from kvprobe.cli.types import DURATION, SIZE
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.listen import listen
+from kvprobe.flows.ranks import all_ranks
 from kvprobe.flows.transfer import measure_transfer
 from kvprobe.flows.two_nodes import connect
 from kvprobe.models.two_nodes import DEFAULT_PORT
@@ -24,7 +25,7 @@ from kvprobe.models.two_nodes import DEFAULT_PORT
     "--memory", type=click.Choice(["auto", "dram"]), default="auto", show_default=True, help="auto: the GPUs."
 )
 @click.option("--prefill-gpu", type=click.IntRange(min=0), default=0, show_default=True, help="CUDA ordinal.")
-@click.option("--decode-gpu", type=click.IntRange(min=0), help="CUDA ordinal (default: 1; with --connect 0).")
+@click.option("--decode-gpu", type=click.IntRange(min=0), help="CUDA ordinal (default: 1; with --connect 0; with --all-ranks after prefill's).")  # fmt: skip
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="As vllm serve's.")
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor parallel size.")
 @click.option("--block-size", type=click.IntRange(min=1), help="As vllm serve's.")
@@ -45,6 +46,8 @@ from kvprobe.models.two_nodes import DEFAULT_PORT
 @click.option(
     "--diagnose-budget", type=DURATION, default="120s", show_default=True, help="Time for these experiments."
 )
+@click.option("--all-ranks", is_flag=True, help="All --tp decode ranks pull at once, each over its own pair.")
+@click.option("--prefill-tp", type=click.IntRange(min=1), metavar="M", help="With --all-ranks: prefill's TP size (default: --tp).")  # fmt: skip
 @click.option("--listen", is_flag=False, flag_value=str(DEFAULT_PORT), metavar="[HOST:]PORT", help=f"Two nodes: hold prefill's side here (default: 127.0.0.1:{DEFAULT_PORT}).")  # fmt: skip
 @click.option("--connect", metavar="HOST:PORT", help="Two nodes: measure with the listener there, as decode.")
 @click.option(
@@ -63,17 +66,26 @@ def command(ctx: click.Context, common: Common, **params: Any) -> None:
     kvprobe transfer --model Qwen/Qwen2.5-7B-Instruct --in-flight 2 --in-flight 4 --in-flight 8
     kvprobe transfer --model Qwen/Qwen2.5-7B-Instruct --env UCX_TLS=^cuda_ipc --diagnose
     kvprobe transfer --regions 28 --descriptor-size 32KiB --blocks 512 --memory dram
+    kvprobe transfer --model Qwen/Qwen2.5-7B-Instruct --tp 2 --prefill-tp 4 --all-ranks
     kvprobe transfer --listen 0.0.0.0            on one node, KVPROBE_TOKEN set on both;
     kvprobe transfer --connect node-a:18777 --model Qwen/Qwen2.5-7B-Instruct    on the other
     """
     if params["listen"] and params["connect"]:
         raise click.UsageError("--listen and --connect are for two different nodes.")
+    if params["prefill_tp"] and not params["all_ranks"]:
+        raise click.UsageError("--prefill-tp goes with --all-ranks.")
+    if params["all_ranks"] and (params["listen"] or params["connect"]):
+        raise click.UsageError("--all-ranks measures within one host.")
     if params["decode_gpu"] is None:
-        params["decode_gpu"] = 0 if params["connect"] else 1
+        after = params["prefill_gpu"] + (params["prefill_tp"] or params["tp"])
+        params["decode_gpu"] = 0 if params["connect"] else after if params["all_ranks"] else 1
     execute(ctx, common, params, _flow)
 
 
 def _flow(door: Door, params: dict[str, Any]) -> Draft:
     """Chosen here, not in :func:`command`: under ``--replay`` the recorded parameters decide."""
-    chosen = listen if params.get("listen") else connect if params.get("connect") else measure_transfer
-    return chosen(door, params)
+    if params.get("listen"):
+        return listen(door, params)
+    if params.get("connect"):
+        return connect(door, params)
+    return all_ranks(door, params) if params.get("all_ranks") else measure_transfer(door, params)

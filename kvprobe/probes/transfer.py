@@ -160,7 +160,7 @@ def read_outcomes(setup: Setup, steps: Sequence[Step], outcomes: Sequence[Worker
             versions |= {"torch": event["torch"], "cuda": str(event["cuda"])}
         workers[event["role"]] = {k: v for k, v in event.items() if k not in ("event", "role")}
     handshake = next((e["add_remote_agent_seconds"] for e in events if e["event"] == "handshake"), None)
-    failed = min((o for o in outcomes if o.error), key=_cause_first, default=None)
+    failed = min((o for o in outcomes if o.error), key=cause_first, default=None)
     return TransferFacts(
         setup=setup,
         series=tuple(series for step in steps if (series := _series(step, events)) is not None),
@@ -175,7 +175,7 @@ def read_outcomes(setup: Setup, steps: Sequence[Step], outcomes: Sequence[Worker
     )
 
 
-def _cause_first(outcome: WorkerOutcome) -> int:
+def cause_first(outcome: WorkerOutcome) -> int:
     """A death explains a timeout, both explain an exception, and a lost peer is only a symptom."""
     kinds = ("interrupted", "died", "timeout", "raised", "peer")
     return kinds.index(outcome.error_kind) if outcome.error_kind in kinds else len(kinds)

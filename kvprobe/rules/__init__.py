@@ -35,6 +35,7 @@ TOPICS = (
     "diagnosis",
     "concurrency",
     "two_nodes",
+    "ranks",
     "tuning",
     "budget",
     "live",

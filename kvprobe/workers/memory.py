@@ -6,12 +6,23 @@ all, cannot look right.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvprobe.workers.base import WorkerFailure
 
 _REGION_SALT = 1_000_003
 _CHUNK_WORDS = 4 << 20
+
+
+class Piece(NamedTuple):
+    """The part of a block that moved, where the two sides' blocks differ; bytes."""
+
+    size: int
+    my_offset: int
+    their_stride: int
+    their_offset: int
+    pattern: int
+    """What the peer filled its regions with; see :meth:`Memory.fill`."""
 
 
 class Memory(Protocol):
@@ -28,14 +39,19 @@ class Memory(Protocol):
 
     def addresses(self) -> list[int]: ...
 
-    def fill(self) -> None:
-        """Write the pattern into every region."""
+    def fill(self, pattern: int = 0) -> None:
+        """Write the pattern into every region; ``pattern`` is added to each word, to tell several peers apart."""
 
     def clear(self) -> None:
         """Zero every region."""
 
-    def mismatches(self, region: int, block_bytes: int, mine: list[int], theirs: list[int]) -> int:
-        """Words of this side's blocks ``mine`` that differ from the peer's pattern in blocks ``theirs``."""
+    def mismatches(
+        self, region: int, block_bytes: int, mine: list[int], theirs: list[int], piece: Piece | None = None
+    ) -> int:
+        """Words of this side's blocks ``mine`` that differ from the peer's pattern in blocks ``theirs``.
+
+        ``piece``: only that part of each block is looked at.
+        """
 
     def facts(self) -> dict[str, Any]: ...
 
@@ -59,29 +75,37 @@ class DramMemory:
     def addresses(self) -> list[int]:
         return [region.ctypes.data for region in self._regions]
 
-    def fill(self) -> None:
+    def fill(self, pattern: int = 0) -> None:
         np = self._np
         for number, region in enumerate(self._regions):
             for start in range(0, len(region), _CHUNK_WORDS):
                 end = min(len(region), start + _CHUNK_WORDS)
-                first = number * _REGION_SALT
+                first = number * _REGION_SALT + pattern
                 region[start:end] = np.arange(first + start, first + end, dtype=np.int64).astype(np.uint32)
 
     def clear(self) -> None:
         for region in self._regions:
             region.fill(0)
 
-    def mismatches(self, region: int, block_bytes: int, mine: list[int], theirs: list[int]) -> int:
+    def mismatches(
+        self, region: int, block_bytes: int, mine: list[int], theirs: list[int], piece: Piece | None = None
+    ) -> int:
         np = self._np
         words = block_bytes // 4
+        part = piece or Piece(block_bytes, 0, block_bytes, 0, 0)
         view = self._regions[region]
         view = view[: len(view) // words * words].reshape(-1, words)
-        ramp = np.arange(words, dtype=np.uint32)
+        view = view[:, part.my_offset // 4 : (part.my_offset + part.size) // 4]
+        ramp = np.arange(part.size // 4, dtype=np.uint32)
+        start_word = part.their_offset // 4 + region * _REGION_SALT + part.pattern
         bad = 0
         step = max(1, _CHUNK_WORDS // words)
         for start in range(0, len(mine), step):
             got = view[np.asarray(mine[start : start + step])]
-            first = np.asarray(theirs[start : start + step], dtype=np.int64) * words + region * _REGION_SALT
+            first = (
+                np.asarray(theirs[start : start + step], dtype=np.int64) * (part.their_stride // 4)
+                + start_word
+            )
             bad += int((got != first.astype(np.uint32)[:, None] + ramp).sum())
         return bad
 
@@ -127,10 +151,10 @@ class VramMemory:
     def addresses(self) -> list[int]:
         return [region.data_ptr() for region in self._regions]
 
-    def fill(self) -> None:
+    def fill(self, pattern: int = 0) -> None:
         torch = self._torch
         for number, region in enumerate(self._regions):
-            first = _wrap(number * _REGION_SALT)
+            first = _wrap(number * _REGION_SALT + pattern)
             region.copy_(torch.arange(region.numel(), dtype=torch.int32, device=self._target) + first)
         torch.cuda.synchronize(self._target)
 
@@ -139,18 +163,23 @@ class VramMemory:
             region.zero_()
         self._torch.cuda.synchronize(self._target)
 
-    def mismatches(self, region: int, block_bytes: int, mine: list[int], theirs: list[int]) -> int:
+    def mismatches(
+        self, region: int, block_bytes: int, mine: list[int], theirs: list[int], piece: Piece | None = None
+    ) -> int:
         torch = self._torch
         words = block_bytes // 4
+        part = piece or Piece(block_bytes, 0, block_bytes, 0, 0)
         flat = self._regions[region]
         view = flat[: flat.numel() // words * words].view(-1, words)
-        ramp = torch.arange(words, dtype=torch.int32, device=self._target)
+        view = view[:, part.my_offset // 4 : (part.my_offset + part.size) // 4]
+        ramp = torch.arange(part.size // 4, dtype=torch.int32, device=self._target)
+        start_word = part.their_offset // 4 + region * _REGION_SALT + part.pattern
         bad = 0
         step = max(1, 8 * _CHUNK_WORDS // words)
         for start in range(0, len(mine), step):
             got = view[torch.as_tensor(mine[start : start + step], device=self._target)]
             index = torch.as_tensor(theirs[start : start + step], dtype=torch.int64, device=self._target)
-            first = (index * words + region * _REGION_SALT).to(torch.int32)
+            first = (index * (part.their_stride // 4) + start_word).to(torch.int32)
             bad += int((got != first[:, None] + ramp[None, :]).sum().item())
         return bad
 

@@ -86,7 +86,7 @@ class Side:
         self.shapes = [Shape(specs, first_of_set) for specs in args["shapes"]]
         for size in sizes:
             memory.allocate(size)
-        memory.fill()
+        memory.fill(args.get("pattern", 0))
         self.timings["memory_seconds"] = time.perf_counter() - started
         self.api, self.package, self.version = import_nixl()
         started = time.perf_counter()
@@ -181,13 +181,26 @@ class Side:
         Returns ``make_seconds``, ``post_seconds``, ``total_seconds``, ``request_seconds`` (each request's end),
         ``cpu_seconds`` and NIXL's own telemetry of the first request.
         """
+        started = time.perf_counter()
+        handles = self.make(
+            operation, [(shape.local, mine, shape.remote, theirs) for mine, theirs in requests]
+        )
+        return {
+            "make_seconds": time.perf_counter() - started,
+            **self.run(handles, operation, timeout_seconds),
+        }
+
+    def make(self, operation: str, requests: list[tuple[Any, Any, Any, Any]]) -> list[Any]:
+        """Request handles for ``(local list, its indices, remote list, its indices)``."""
+        return [
+            self.agent.make_prepped_xfer(operation, local, mine, remote, theirs, b"kvprobe")
+            for local, mine, remote, theirs in requests
+        ]
+
+    def run(self, handles: list[Any], operation: str, timeout_seconds: float) -> dict[str, Any]:
+        """Post what :meth:`make` made, poll until all are done, release; the figures of :meth:`transfer`."""
         agent = self.agent
         cpu = time.process_time()
-        started = time.perf_counter()
-        handles = [
-            agent.make_prepped_xfer(operation, shape.local, mine, shape.remote, theirs, b"kvprobe")
-            for mine, theirs in requests
-        ]
         made = time.perf_counter()
         try:
             states = [agent.transfer(handle) for handle in handles]
@@ -203,7 +216,6 @@ class Side:
         used = time.process_time() - cpu
         telemetry = agent.get_xfer_telemetry(handles[0])
         result = {
-            "make_seconds": made - started,
             "post_seconds": posted - made,
             "total_seconds": max(ends),
             "request_seconds": ends,

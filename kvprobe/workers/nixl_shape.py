@@ -12,21 +12,29 @@ Ids = list[list[int]]
 
 
 class Group:
-    """``regions`` regions from number ``first`` on, each cut into ``pool_blocks`` blocks of ``descriptor_bytes``."""
+    """``regions`` regions from number ``first`` on, each cut into ``pool_blocks`` blocks of ``descriptor_bytes``.
+
+    With a ``stride`` the blocks are that far apart, and ``descriptor_bytes`` from ``offset`` on is the piece of each
+    that moves.
+    """
 
     def __init__(self, spec: dict[str, Any], first: int) -> None:
         self.regions: int = spec["regions"]
         self.descriptor_bytes: int = spec["descriptor_bytes"]
         self.pool_blocks: int = spec["pool_blocks"]
+        self.stride: int = spec.get("stride", self.descriptor_bytes)
+        self.offset: int = spec.get("offset", 0)
         self.first = first
         if self.descriptor_bytes % 4:
             raise WorkerFailure(f"Blocks of {self.descriptor_bytes} bytes are not a multiple of 4.")
 
     def rows(self, addresses: list[int], device: int) -> list[tuple[int, int, int, int, int]]:
         """Strided descriptors ``(address, length, device, stride, count)``, one a region."""
-        size = self.descriptor_bytes
         mine = addresses[self.first : self.first + self.regions]
-        return [(address, size, device, size, self.pool_blocks) for address in mine]
+        return [
+            (address + self.offset, self.descriptor_bytes, device, self.stride, self.pool_blocks)
+            for address in mine
+        ]
 
 
 class Shape:

@@ -41,6 +41,11 @@ def blocks(report: Report, look: Look) -> list[Block]:
         over = {row["op"]: row.get("transport") or "unknown transport" for row in rows}
         body = (_series(rows), Text("; ".join(f"{op} over {name}" for op, name in over.items()), style="dim"))
         found.append(Block("series (medians of warm samples)", body))
+    if result.get("ranks"):
+        seen = result.get("transport")
+        path = Text(f"READ over {seen['label'] if seen else 'unknown transport'}", style="dim")
+        title = f"ranks, {result['prompt_tokens']:,} tokens {result['order']} (medians of warm samples)"
+        found.append(Block(title, (_ranks(result["ranks"]), path)))
     if result.get("concurrency"):
         found.append(Block("transfers in flight", (_levels(result["concurrency"]),)))
     return found
@@ -63,6 +68,24 @@ def _nodes(nodes: dict[str, Any]) -> RenderableType:
             node["gpu"] or "host memory",
             ", ".join(ports) or "none",
             ", ".join(up[:4]) or "none but lo",
+        )
+    return table
+
+
+def _ranks(rows: list[dict[str, Any]]) -> RenderableType:
+    table = _table("decode rank", "from", "bytes", "descr.", "alone", "together", "rate", "slower", "n")
+    for row in rows:
+        alone, together = row["alone_median_seconds"], row["together_median_seconds"]
+        table.add_row(
+            str(row["rank"]),
+            ", ".join(str(p) for p in row["reads_from"]),
+            format_bytes(row["bytes"]),
+            f"{row['descriptors']:,}",
+            format_seconds(alone) if alone else "",
+            format_seconds(together) if together else "not measured",
+            format_rate(row["bytes"] / together) if together else "",
+            f"{row['slowdown']:.2f}" if row["slowdown"] else "",
+            str(len(row["together_seconds"])),
         )
     return table
 
