@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = _table(
     ),
     (
         standard(windows.none_slide, reads_layer_types=False, kv_heads=Context.heads, head_size=_DIVIDED),
-        "GPT2LMHeadModel GPTJForCausalLM GPTNeoXForCausalLM OPTForCausalLM",
+        "GPT2LMHeadModel GPT2ForSequenceClassification GPTJForCausalLM GPTNeoXForCausalLM OPTForCausalLM",
     ),
     (
         standard(windows.none_slide, kv_heads=Context.heads, head_size=full.minicpm3_head_size),
@@ -76,7 +76,7 @@ FAMILIES: dict[str, Family] = _table(
     (standard(windows.smollm3), "SmolLM3ForCausalLM"),
     (
         gated(windows.qwen_gate),
-        "Qwen2ForCausalLM Qwen2Model Qwen2ForRewardModel Qwen3ForCausalLM MiMoForCausalLM",
+        "Qwen2ForCausalLM Qwen2Model Qwen2ForRewardModel Qwen2ForProcessRewardModel Qwen3ForCausalLM MiMoForCausalLM",
     ),
     (gated(windows.qwen_moe_gate), "Qwen2MoeForCausalLM Qwen3MoeForCausalLM"),
     (standard(windows.none_slide), "Qwen3VLText Qwen3VLMoeText"),
@@ -97,7 +97,7 @@ FAMILIES: dict[str, Family] = _table(
     (mla.longcat, "LongcatFlashForCausalLM"),
     (hybrid.mamba_only, "MambaForCausalLM FalconMambaForCausalLM"),
     (hybrid.mamba2_only, "Mamba2ForCausalLM"),
-    (hybrid.jamba, "JambaForCausalLM"),
+    (hybrid.jamba, "JambaForCausalLM JambaForSequenceClassification"),
     (hybrid.zamba2, "Zamba2ForCausalLM"),
     (hybrid.falcon_h1, "FalconH1ForCausalLM"),
     (hybrid.granite_hybrid, "GraniteMoeHybridForCausalLM"),
