@@ -18,11 +18,11 @@ from kvprobe.models.ladder import Rung, describe, largest_loss
 from kvprobe.models.lanes import lanes, nominal_rate
 from kvprobe.models.raw_ucx import raw_ucx_rung
 from kvprobe.models.statistics import median
-from kvprobe.models.transfer import Setup, Step, TransferFacts
-from kvprobe.models.two_nodes import Failure, NodeFacts, Phase, RegionSet, SeriesTold, ShapeGroup, Summary
+from kvprobe.models.transfer import TransferFacts
+from kvprobe.models.two_nodes import Failure, NodeFacts
 from kvprobe.probes import node, transfer, two_nodes, ucx
+from kvprobe.probes import two_node_phases as phases
 from kvprobe.probes.peer_wire import parse_address, show_address
-from kvprobe.processes import WorkerJob, WorkerOutcome
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.concurrency import RULES as CONCURRENCY_RULES
 from kvprobe.rules.concurrency import ConcurrencyFacts
@@ -30,9 +30,6 @@ from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.rules.transfer import complete
 from kvprobe.rules.transfer_quality import direction, overhead
 from kvprobe.rules.two_nodes import RULES, OperationSeen, TwoNodeFacts, describe_seen
-
-_TIMEOUT_SECONDS = 15.0
-_RUNG_SAMPLES = 5
 
 
 def connect(door: Door, params: dict[str, Any]) -> Draft:
@@ -55,9 +52,9 @@ def connect(door: Door, params: dict[str, Any]) -> Draft:
         address,
         token,
         mine.facts,
-        asks(setup, steps, size, operation, request.budget),
+        phases.asks(setup, steps, size, operation, request.budget),
         key={"role": "connect", "setup": setup.name, "steps": [s.id for s in steps]},
-        summarise=lambda outcomes: summarise(setup, steps, outcomes),
+        summarise=lambda outcomes: phases.summarise(setup, steps, outcomes),
         on_phase=lambda kind: door.progress.step(f"{_NAMES[kind]} with {show_address(*address)}"),
         on_event=lambda event: told(event) if "step" in event or "role" in event else None,
     )
@@ -113,52 +110,6 @@ def connect(door: Door, params: dict[str, Any]) -> Draft:
 
 
 _NAMES = {"stream": "one TCP stream", "ucx": "raw UCX", "nixl": "NIXL"}
-
-
-def asks(
-    setup: Setup, steps: Sequence[Step], size: int, operation: str, budget: float
-) -> list[two_nodes.Ask]:
-    """Rungs 1 and 2 for ``size`` bytes, then NIXL's series, as phases with both sides' jobs."""
-    prefill, decode = transfer.worker_jobs(setup, steps, budget, _TIMEOUT_SECONDS, True)
-    env = {k: v for k, v in decode.env.items() if k not in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")}
-    mine: dict[str, str | None] = {**decode.env, "KVPROBE_TOKEN": None}
-    asked = {k: v for k, v in setup.env.items() if k in env}
-    rung = max(1.0, budget / 8)
-    sized: dict[str, Any] = {
-        "sizes": (size,), "samples": _RUNG_SAMPLES, "budget_seconds": rung, "transfer_timeout_seconds": _TIMEOUT_SECONDS
-    }  # fmt: skip
-    stream = Phase(kind="stream", **sized)
-    memory = prefill.args["memory"]
-    raw = Phase(kind="ucx", memory="vram" if memory == "staged" else memory, env=asked, operations=(operation,), **sized)  # type: ignore[arg-type]  # fmt: skip
-    shapes = msgspec.convert(prefill.args["shapes"], tuple[tuple[ShapeGroup, ...], ...])
-    main = Phase(
-        kind="nixl", memory=memory, env=asked, budget_seconds=budget, transfer_timeout_seconds=_TIMEOUT_SECONDS,
-        sets=msgspec.convert(prefill.args["sets"], tuple[RegionSet, ...]), shapes=shapes, backend=setup.backend,
-    )  # fmt: skip
-
-    def job(module: str, phase: Phase) -> WorkerJob:
-        args = {**msgspec.to_builtins(phase), "role": "decode", "device": 0}
-        return WorkerJob(name="decode", module=module, args=args, env=mine, links=("peer",))
-
-    return [
-        two_nodes.Ask(phase=stream, job=job("kvprobe.workers.stream", stream)),
-        two_nodes.Ask(phase=raw, job=job("kvprobe.workers.ucx", raw)),
-        two_nodes.Ask(phase=main, job=msgspec.structs.replace(decode, env=mine)),
-    ]
-
-
-def summarise(setup: Setup, steps: Sequence[Step], outcomes: Sequence[WorkerOutcome]) -> Summary:
-    """What the listener's own report needs of ours."""
-    run = transfer.read_outcomes(setup, steps, outcomes)
-    seen = {op: found for op in ("READ", "WRITE") if (found := run.transport(op)) is not None}
-    told: dict[str, Any] = {
-        "transports": {op: found.label[:200] for op, found in seen.items()},
-        "vias": {op: found.via[:400] for op, found in seen.items()},
-    }
-    series = tuple(
-        SeriesTold(id=s.id[:80], bytes=s.bytes, median_seconds=s.median_seconds, samples=len(s.seconds)) for s in run.series
-    )  # fmt: skip
-    return Summary(series=series, **told)
 
 
 def observed(
