@@ -275,3 +275,13 @@ def test_blackwell_chooses_other_mla_blocks() -> None:
 )
 def test_blocks_that_the_kernel_cuts_move_in_pieces(options: dict[str, Any], descriptors: int) -> None:
     assert plan(layout("LlamaForCausalLM", options=options), options["block_size"]).descriptors == descriptors
+
+
+def test_each_group_names_the_keys_that_it_came_from() -> None:
+    found = layout("GptOssForCausalLM", sliding_window=64)
+    windowed, full = found.layer_groups
+    assert {"num_hidden_layers", "num_key_value_heads", "sliding_window"} <= set(windowed.keys)
+    assert {"num_hidden_layers", "num_key_value_heads", "num_attention_heads"} <= set(full.keys)
+    assert "sliding_window" not in found.keys["growth_bytes_per_token"]
+    assert found.used["sliding_window"] == 64
+    assert found.keys["kv_cache_dtype"] == ("torch_dtype",)

@@ -45,6 +45,8 @@ class Context:
     """(reason, reason_code) where the connector refuses the whole model."""
     refuse_requests: tuple[str, str] | None = None
     """(reason, reason_code) where the connector starts, but refuses every request."""
+    shared_keys: tuple[str, ...] = ()
+    """Keys that all groups stand on: the number and kinds of layers."""
     assumptions: list[Assumption] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -145,7 +147,7 @@ class Context:
             dtype=kv_dtype,
             bytes_per_token_per_layer=size,
             window=window,
-            keys=self.fields.take(),
+            keys=self._keys(),
             arithmetic=(
                 f"KV heads a rank: {kv_heads} / TP {self.tp} = {local}{copies}",
                 f"a layer and token: {local} x ({key_bytes:,} B of {head_size} K + {value_bytes:,} B of {value_size} V)"
@@ -174,7 +176,7 @@ class Context:
             dtype=dtype,
             bytes_per_token_per_layer=size,
             replicated=True,
-            keys=self.fields.take(),
+            keys=self._keys(),
             arithmetic=arithmetic,
         )
 
@@ -210,9 +212,16 @@ class Context:
             state_bytes_per_layer=sum(part.bytes for part in made),
             state=kind,
             state_parts=tuple(made),
-            keys=self.fields.take(),
+            keys=self._keys(),
             arithmetic=tuple(lines),
         )
+
+    def share(self) -> None:
+        """What was read so far counts for every group that follows."""
+        self.shared_keys = tuple(dict.fromkeys((*self.shared_keys, *self.fields.take())))
+
+    def _keys(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.shared_keys, *self.fields.take())))
 
     def split(self, value: int, what: str) -> int:
         """``value`` / TP. Raises Refused when it does not divide."""

@@ -54,6 +54,7 @@ def jamba(context: Context) -> list[LayerGroup]:
     """Jamba: one attention layer a period, Mamba-1 elsewhere."""
     fields, count = context.fields, context.layers()
     period, offset = fields.count("attn_layer_period"), fields.count("attn_layer_offset", least=0)
+    context.share()
     attention = tuple(i for i in range(count) if i % period == offset)
     group = recurrent.mamba1(
         context,
@@ -69,6 +70,7 @@ def zamba2(context: Context) -> list[LayerGroup]:
     """Zamba2: Mamba-2 in every layer, attention of double width in the hybrid ones too."""
     fields = context.fields
     kinds = _kinds(context, "layers_block_type", context.layers())
+    context.share()
     groups = fields.count("mamba_ngroups")
     if groups != 1 and groups % context.tp:
         raise context.refuse(
@@ -94,6 +96,7 @@ def zamba2(context: Context) -> list[LayerGroup]:
 def falcon_h1(context: Context) -> list[LayerGroup]:
     """Falcon-H1: Mamba-2 and attention side by side in every layer."""
     layers = tuple(range(context.layers()))
+    context.share()
     inner = context.fields.optional("mamba_d_ssm", least=1)
     return _joined(context, layers, _mamba2_of(context, layers, inner))
 
@@ -102,6 +105,7 @@ def granite_hybrid(context: Context) -> list[LayerGroup]:
     """Granite 4: ``layer_types`` (or ``layers_block_type``) of mamba and attention."""
     key = "layer_types" if context.fields.has("layer_types") else "layers_block_type"
     kinds = _kinds(context, key, context.layers())
+    context.share()
     attention = tuple(i for i, kind in enumerate(kinds) if kind in _ATTENTION)
     mamba = tuple(i for i, kind in enumerate(kinds) if kind in _RECURRENT)
     if not mamba:
@@ -139,6 +143,7 @@ def nemotron_h(context: Context) -> list[LayerGroup]:
     if key is None:
         raise context.refuse("config.json has no hybrid_override_pattern.", "missing_key")
     kinds = _kinds(context, key)
+    context.share()
     heads, head_dim = fields.count("mamba_num_heads"), fields.count("mamba_head_dim")
     group = recurrent.mamba2(
         context,
@@ -162,6 +167,7 @@ def qwen_delta(context: Context) -> list[LayerGroup]:
     else:
         step = context.fields.count("full_attention_interval", default=4)
         kinds = ["linear_attention" if (i + 1) % step else "full_attention" for i in range(count)]
+    context.share()
     context.alignment = GDN_ALIGNMENT
     dtype = context.dtype
     if context.architecture.startswith("Qwen3_5"):
@@ -181,12 +187,12 @@ def olmo_hybrid(context: Context) -> list[LayerGroup]:
 
 def kimi_linear(context: Context) -> list[LayerGroup]:
     """Kimi-Linear: KDA and MLA layers, listed from 1."""
-    fields, count = context.fields, context.layers()
+    count = context.layers()
     full = _numbers(context, "linear_attn_config.full_attn_layers", count)
     layers = _numbers(context, "linear_attn_config.kda_layers", count)
     if sorted((*full, *layers)) != list(range(count)):
         raise context.refuse("linear_attn_config does not name each layer once.", "bad_value")
-    fields.take()
+    context.share()
     group = recurrent.kda(context, layers)
     context.alignment = KDA_ALIGNMENT
     return [group, *latent(context, full)]
@@ -203,6 +209,7 @@ def lfm2(context: Context) -> list[LayerGroup]:
             range(count) if written is None else [context.fields.whole(i, "full_attn_idxs") for i in written]
         )
         kinds = ["full_attention" if i in full else "conv" for i in range(count)]
+    context.share()
     attention = tuple(i for i, kind in enumerate(kinds) if kind in _ATTENTION)
     conv = tuple(i for i, kind in enumerate(kinds) if kind == "conv")
     if not conv:

@@ -34,6 +34,7 @@ def gemma4(context: Context) -> list[LayerGroup]:
     kinds = kinds[: _own_caches(context, layers, 0)]
     window = windows.window_of(context)
     size, kv_heads = context.head_dim(), context.kv_heads()
+    context.share()
     groups = []
     for kind in dict.fromkeys(kinds):
         own = tuple(i for i, k in enumerate(kinds) if k == kind)
@@ -71,6 +72,7 @@ def mimo_v2(context: Context) -> list[LayerGroup]:
     pattern = fields.items("hybrid_layer_pattern")
     if pattern is None or len(pattern) < layers or any(v not in (0, 1) for v in pattern):
         raise context.refuse("hybrid_layer_pattern is no 0 or 1 for each layer.", "missing_key")
+    context.share()
     groups = []
     full = tuple(i for i in range(layers) if not pattern[i])
     sliding = tuple(i for i in range(layers) if pattern[i])
@@ -129,6 +131,7 @@ def nemotron_nas(context: Context) -> list[LayerGroup]:
             raise context.refuse(f"{heads} heads make no groups of {share}.", "bad_value")
         by_heads.setdefault(heads // share, []).append(index)
     size = context.head_dim()
+    context.share()
     return [context.attention(tuple(own), kv_heads=n, head_size=size) for n, own in by_heads.items()]
 
 
@@ -139,6 +142,7 @@ def minimax_m3(context: Context) -> list[LayerGroup]:
     fields, layers = context.fields, context.layers()
     prefix = "sparse_attention_config." if fields.has("sparse_attention_config") else ""
     sparse = fields.items(f"{prefix}sparse_attention_freq")
+    context.share()
     group = context.attention(tuple(range(layers)), kv_heads=context.kv_heads(), head_size=context.head_dim())
     context.default_block = 128
     if sparse is None:
@@ -164,11 +168,9 @@ def whisper(context: Context) -> list[LayerGroup]:
     layers = tuple(range(fields.count("decoder_layers")))
     heads = fields.count("decoder_attention_heads")
     size = fields.count("d_model", "hidden_size") // heads
-    keys = fields.take()
+    context.share()
     own = context.attention(layers, kv_heads=heads, head_size=size, heads=heads)
-    fields.keep(keys)
     cross = context.attention(layers, kv_heads=heads, head_size=size, heads=heads, kind="cross_attention")
-    fields.keep(keys)
     context.notes.append("Cross-attention holds the encoder's positions, not the prompt's tokens.")
     context.refuse_requests = (
         "vLLM refuses every request of an encoder-decoder model that has a KV connector.",

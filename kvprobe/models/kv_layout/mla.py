@@ -45,6 +45,7 @@ def _without_latent(context: Context) -> list[LayerGroup]:
 
 def latent(context: Context, layers: tuple[int, ...]) -> list[LayerGroup]:
     """The latent group of ``layers``, and the indexer group where ``index_topk`` asks for one."""
+    context.share()
     kind = context.fields.model_type
     if kind not in MLA_TYPES:
         raise context.refuse(
@@ -68,7 +69,9 @@ def latent(context: Context, layers: tuple[int, ...]) -> list[LayerGroup]:
         )
     if context.kv_dtype == "fp8_ds_mla" and not sparse:
         raise context.refuse(
-            "no backend of vLLM stores a dense MLA cache as fp8_ds_mla.", "no_backend", "Use --kv-cache-dtype fp8."
+            "no backend of vLLM stores a dense MLA cache as fp8_ds_mla.",
+            "no_backend",
+            "Use --kv-cache-dtype fp8.",
         )
     if context.kv_dtype == "fp8_ds_mla" or (sparse and context.kv_dtype == "fp8" and not context.blackwell):
         # FLASHMLA_SPARSE reads fp8 as an alias of its own packed rows; fp8_e4m3 goes to FlashInfer instead.

@@ -121,6 +121,7 @@ def windowed(
     """Groups by kind, of layers that all have the same heads. ``extra``: tokens the class adds to the window."""
     heads = kv_heads or context.kv_heads()
     size = head_size or context.head_dim()
+    context.share()
     groups = []
     for kind in dict.fromkeys(kinds):
         layers = tuple(i + first for i, k in enumerate(kinds) if k == kind)
