@@ -8,6 +8,7 @@ import msgspec
 
 from kvprobe.errors import ProbeError, UsageError
 from kvprobe.evidence import AnyEvidence
+from kvprobe.finding import Finding
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.diagnose import describe, diagnose
 from kvprobe.flows.ladder import progress_of
@@ -17,13 +18,14 @@ from kvprobe.models.descriptors import DescriptorPlan, TransferGroup, plan
 from kvprobe.models.kv_layout import LayoutOptions, Refused, resolve
 from kvprobe.models.prompt_steps import step_groups
 from kvprobe.models.transfer import Setup, Step
-from kvprobe.probes import capacity, gpus, transfer
+from kvprobe.probes import capacity, gpus, host, transfer
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.concurrency import RULES as CONCURRENCY_RULES
 from kvprobe.rules.concurrency import ConcurrencyFacts
 from kvprobe.rules.diagnosis import RULES as DIAGNOSIS_RULES
 from kvprobe.rules.diagnosis import DiagnosisFacts
+from kvprobe.rules.host import HostView, locked_memory, shared_memory
 from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.rules.transfer import complete, transport
 from kvprobe.rules.transfer_quality import direction, overhead
@@ -77,6 +79,9 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
         promised_p2p=promised(evidence, operation), diagnosed=request.diagnose, evidence=(seen.id,),
     )  # fmt: skip
     findings = [f for rule in (transport, complete, direction, overhead) for f in rule(facts, door.policy)]
+    limits = host.look(door.system)
+    evidence.append(limits)
+    findings += limits_of(door, limits.facts)
     crowd = levels(
         [s for s in run.series if s.prompt_tokens == longest and s.order == "shuffled" and s.op == operation]
     )
@@ -99,6 +104,12 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
         "tp": request.tp,
     }
     return Draft(subject=subject, findings=tuple(findings), evidence=tuple(evidence), result=result)
+
+
+def limits_of(door: Door, facts: host.HostFacts) -> list[Finding]:
+    """What of a host's limits breaks transfers: shared memory, locked memory."""
+    view = HostView(host=facts)
+    return [f for rule in (shared_memory, locked_memory) for f in rule(view, door.policy)]
 
 
 def environment(request: TransferRequest) -> dict[str, str | None]:

@@ -11,7 +11,7 @@ from kvprobe.evidence import Evidence, Origin
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import nixl_rungs, progress_of
 from kvprobe.flows.one_side import connecting_side, token_of
-from kvprobe.flows.transfer import TransferRequest, build_steps, plans_of
+from kvprobe.flows.transfer import TransferRequest, build_steps, limits_of, plans_of
 from kvprobe.flows.transfer_result import transfer_result
 from kvprobe.models.concurrency import levels
 from kvprobe.models.ladder import Rung, describe, largest_loss
@@ -87,6 +87,12 @@ def connect(door: Door, params: dict[str, Any]) -> Draft:
     )  # fmt: skip
     findings = run_rules(RULES, facts, door.policy)
     findings += [f for rule in (complete, direction, overhead) for f in rule(ladder, door.policy)]
+    for told_id, side in (("node", mine.facts), ("remote-node", remote)):
+        if side is not None:
+            findings += [
+                msgspec.structs.replace(f, where=side.peer_hostname, evidence=(told_id,))
+                for f in limits_of(door, side.host)
+            ]
     crowd = levels([s for s in run.series if (s.prompt_tokens, s.order, s.op) == (max(plans), "shuffled", operation)]) if run else ()  # fmt: skip
     if len(crowd) > 1:
         findings += run_rules(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvprobe.workers.base import WorkerFailure
+from kvprobe.workers.limits import locked_memory_hint, shared_memory_hint
 from kvprobe.workers.memory import Memory, StagedMemory
 from kvprobe.workers.nixl_shape import Ids, Shape
 
@@ -98,7 +99,7 @@ class Side:
         self.timings["agent_seconds"] = time.perf_counter() - started
         started = time.perf_counter()
         regions = [(a, n, memory.device, "") for a, n in zip(memory.addresses(), sizes, strict=True)]
-        self.registered = self.agent.register_memory(regions, memory.segment)
+        self.registered = self._register(regions, memory.segment)
         self.timings["register_seconds"] = time.perf_counter() - started
         self.peer_name = ""
 
@@ -112,13 +113,23 @@ class Side:
             self.agent.create_backend("UCX", parameters)
         except Exception as error:  # NIXL's exceptions share no base class
             tls = os.environ.get("UCX_TLS")
-            hint = (
+            hint = shared_memory_hint() or (
                 f"UCX_TLS={tls} may exclude every usable transport."
                 if tls
                 else "The worker's log has UCX's reason."
             )
             raise WorkerFailure(
                 f"NIXL could not create its UCX backend ({type(error).__name__}).", hint
+            ) from error
+
+    def _register(self, regions: list[Any], segment: str) -> Any:
+        try:
+            return self.agent.register_memory(regions, segment)
+        except Exception as error:  # NIXL's exceptions share no base class
+            size = sum(region[1] for region in regions)
+            raise WorkerFailure(
+                f"NIXL could not register {len(regions)} regions of {size / 2**20:,.0f} MiB together ({type(error).__name__}).",
+                locked_memory_hint(size) or "The worker's log has UCX's reason.",
             ) from error
 
     def describe(self) -> dict[str, Any]:
