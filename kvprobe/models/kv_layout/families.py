@@ -24,18 +24,22 @@ def _by_text(names: str) -> dict[str, None]:
 FAMILIES: dict[str, Family] = _table(
     (
         standard(),
-        """LlamaForCausalLM LLaMAForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM TeleChat3ForCausalLM
-        MistralForCausalLM MinistralForCausalLM Ministral3ForCausalLM MixtralForCausalLM Phi3ForCausalLM ApertusForCausalLM
-        ArceeForCausalLM SeedOssForCausalLM NemotronForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
-        GraniteMoeSharedForCausalLM ExaoneForCausalLM HyperCLOVAXForCausalLM HunYuanDenseV1ForCausalLM
-        HunYuanMoEV1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM GlmForCausalLM Glm4ForCausalLM
-        Glm4MoeForCausalLM MiniMaxM2ForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM HYV3ForCausalLM
-        SolarForCausalLM TeleFLMForCausalLM OlmoForCausalLM Olmo2ForCausalLM FlexOlmoForCausalLM
-        Jais2ForCausalLM NanbeigeForCausalLM Starcoder2ForCausalLM DeepseekForCausalLM LlamaModel MistralModel
-        PhiMoEForCausalLM Param2MoEForCausalLM SarvamMoEForCausalLM PanguEmbeddedForCausalLM""",
+        """LlamaForCausalLM LLaMAForCausalLM LlamaModel InternLM3ForCausalLM IQuestCoderForCausalLM
+        TeleChat3ForCausalLM MistralForCausalLM MistralModel MinistralForCausalLM Ministral3ForCausalLM
+        Phi3ForCausalLM ApertusForCausalLM ArceeForCausalLM SeedOssForCausalLM GraniteForCausalLM
+        GraniteMoeForCausalLM GraniteMoeSharedForCausalLM HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM
+        Ernie4_5ForCausalLM GlmForCausalLM TeleFLMForCausalLM OlmoForCausalLM Olmo2ForCausalLM
+        FlexOlmoForCausalLM Jais2ForCausalLM NanbeigeForCausalLM Starcoder2ForCausalLM""",
     ),
     (
-        standard(head_size=_DIVIDED),
+        standard(mixes=False),
+        """MixtralForCausalLM NemotronForCausalLM ExaoneForCausalLM HyperCLOVAXForCausalLM Ernie4_5_MoeForCausalLM
+        Glm4ForCausalLM Glm4MoeForCausalLM MiniMaxM2ForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM
+        HYV3ForCausalLM SolarForCausalLM DeepseekForCausalLM PhiMoEForCausalLM Param2MoEForCausalLM
+        SarvamMoEForCausalLM PanguEmbeddedForCausalLM""",
+    ),
+    (
+        standard(mixes=False, head_size=_DIVIDED),
         """InternLM2ForCausalLM InternLM2ForRewardModel CohereForCausalLM OrionForCausalLM StableLmForCausalLM
         OlmoeForCausalLM MiniCPMForCausalLM Step1ForCausalLM""",
     ),
@@ -75,10 +79,10 @@ FAMILIES: dict[str, Family] = _table(
     (standard(windows.none_slide), "MellumForCausalLM LagunaForCausalLM"),
     (standard(windows.smollm3), "SmolLM3ForCausalLM"),
     (
-        gated(windows.qwen_gate),
+        gated(windows.qwen_gate, strict=True),
         "Qwen2ForCausalLM Qwen2Model Qwen2ForRewardModel Qwen2ForProcessRewardModel Qwen3ForCausalLM MiMoForCausalLM",
     ),
-    (gated(windows.qwen_moe_gate), "Qwen2MoeForCausalLM Qwen3MoeForCausalLM"),
+    (gated(windows.qwen_moe_gate, strict=False), "Qwen2MoeForCausalLM Qwen3MoeForCausalLM"),
     (standard(windows.none_slide), "Qwen3VLText Qwen3VLMoeText"),
     (mixed.llama4, "Llama4ForCausalLM"),
     (mixed.gemma3n, "Gemma3nForCausalLM"),

@@ -15,6 +15,7 @@ def standard(
     kinds: windows.Kinds = windows.all_alike,
     *,
     reads_layer_types: bool = True,
+    mixes: bool = True,
     extra: int = 0,
     kv_heads: Callable[[Context], int] = Context.kv_heads,
     head_size: Callable[[Context], int] = Context.head_dim,
@@ -22,12 +23,16 @@ def standard(
     """A family whose layers differ in the window alone.
 
     ``kinds`` answers where ``layer_types`` is absent. ``reads_layer_types`` False: the class decides by itself.
+    ``mixes`` False: the class has no window of a layer, so a mixed list keeps every token (vLLM's
+    ``CacheConfig.sliding_window`` counts only where all layers slide).
     """
 
     def family(context: Context) -> list[LayerGroup]:
         layers = context.layers()
         found = windows.written_kinds(context, layers) if reads_layer_types else None
         found = found if found is not None else kinds(context, layers)
+        if not mixes and len(set(found)) > 1:
+            found = [windows.FULL] * layers
         return windows.windowed(
             context, found, kv_heads=kv_heads(context), head_size=head_size(context), extra=extra
         )
@@ -35,10 +40,10 @@ def standard(
     return family
 
 
-def gated(kinds: windows.Kinds) -> Family:
+def gated(kinds: windows.Kinds, *, strict: bool) -> Family:
     """Qwen: ``use_sliding_window`` false drops the window even when ``layer_types`` would use it.
 
-    vLLM's class takes a window on all layers or on none, and stops on a mixture.
+    vLLM's classes take a window on all layers or on none; the ``strict`` ones stop on a mixture.
     """
 
     def family(context: Context) -> list[LayerGroup]:
@@ -47,7 +52,7 @@ def gated(kinds: windows.Kinds) -> Family:
         written = windows.written_kinds(context, layers)
         found = written if written is not None and on else kinds(context, layers)
         if len(set(found)) > 1:
-            if context.fields.count("max_window_layers", default=layers, least=0) != layers:
+            if strict and context.fields.count("max_window_layers", default=layers, least=0) != layers:
                 raise context.refuse(
                     "vLLM's Qwen classes do not take a sliding window on some layers only.", "mixed_windows"
                 )
