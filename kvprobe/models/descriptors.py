@@ -93,7 +93,7 @@ def _stage(
     counts = tuple(_blocks(layout, group, tokens, cached_tokens) for group in groups)
     found: dict[tuple[str, int, int], int] = {}
     for group, blocks in zip(groups, counts, strict=True):
-        cut = group.block_size_tokens // (group.kernel_block_tokens or group.block_size_tokens)
+        cut = max(1, group.block_size_tokens // (group.kernel_block_tokens or group.block_size_tokens))
         for pages in _pages(group, packed):
             key = (pages.kind, pages.page_bytes // cut, blocks * cut)
             found[key] = found.get(key, 0) + pages.regions

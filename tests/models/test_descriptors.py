@@ -54,3 +54,12 @@ def test_all_ranks_is_the_sum_over_tensor_parallel_ranks() -> None:
 def test_impossible_prompts_are_usage_errors(tokens: int, cached: int) -> None:
     with pytest.raises(UsageError):
         plan(resolve(QWEN25_7B), tokens, cached_tokens=cached)
+
+
+def test_another_block_size_of_a_kernel_with_a_block_of_its_own() -> None:
+    config = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": 2,
+        "num_attention_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+    }  # fmt: skip
+    layout = resolve(ModelConfig(name="m", config=config), LayoutOptions(kv_cache_dtype="fp8"))
+    assert [plan(layout, 1024, block_size=size).descriptors for size in (16, 64, 128)] == [128, 32, 32]

@@ -128,7 +128,7 @@ def _kernel_block(context: Context, block: int) -> int | None:
         grouped = context.blackwell and context.kv_heads() < context.heads()
         fitting = [n for n in _FLASHINFER_BLOCKS if block % n == 0 and (grouped or n <= 64)]
         size = max(fitting, default=None)
-    return size if size and block > size else None
+    return size if size and block >= size else None
 
 
 def _uses_flashinfer(context: Context) -> bool:
