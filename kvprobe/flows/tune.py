@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,16 +16,17 @@ from kvprobe.models.descriptors import plan
 from kvprobe.models.experiments import WATCHED
 from kvprobe.models.kv_layout import KvLayout, LayoutOptions, ModelConfig, Refused, resolve
 from kvprobe.models.prompt_steps import step_groups
-from kvprobe.models.statistics import median
-from kvprobe.models.transfer import Series, Setup, Step
-from kvprobe.models.ttft import tax
-from kvprobe.models.tuning import BLOCK_SIZES, Candidate, Cut, Planned, Way, cuts, ways, with_staging
+from kvprobe.models.transfer import Setup, Step
+from kvprobe.models.tuning import BLOCK_SIZES, Cut, Planned, Way, cuts, promising_first, ways
+from kvprobe.models.tuning_rank import Candidate, candidate_of, winner
 from kvprobe.probes import capacity, gpus, transfer
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.tuning import RULES, TuneFacts
 
 _SET_UP_SECONDS = 8.0
+_BASELINE_SHARE = 0.35
+_CONFIRM_SECONDS = 8.0
 _NO_GAIN = 0.97
 """A way that leaves what runs now at more than this is not tried with other block sizes."""
 _QUICK = (16, 64, 256)
@@ -64,42 +66,19 @@ def tune(door: Door, params: dict[str, Any]) -> Draft:
     listed = cuts(
         layout, _plans(config.facts, layout, request), request.vllm_version, allow_dtype=request.allow_fp8
     )
-    environ = door.system.environ(WATCHED)
-    candidates: list[Candidate] = []
-    left_out: list[str] = []
-    failures: list[str] = []
-    started = door.system.now()
-    todo = ways(setup, environ, operation, request.keep)
-    gain_seconds: float | None = None
-    for number, way in enumerate(todo):
-        left = request.budget - (door.system.now() - started).total_seconds()
-        if (number and left < _SET_UP_SECONDS + 2) or door.system.interrupted:
-            left_out.append(way.name)
-            continue
-        door.progress.step(f"tune: {way.name}", index=number + 1, total=len(todo))
-        mine = listed if number == 0 else tuple(c for c in listed if c.block_size in _QUICK or c is listed[0])
-        # What runs now may use half of the time: every further way deserves a try.
-        budget = request.budget * 0.5 if number == 0 else max(5.0, left - _SET_UP_SECONDS)
-        measured, failure, seen = _measure(door, way, mine, request, budget, number, gain_seconds)
-        evidence.append(seen)
-        candidates += measured
-        if failure:
-            failures.append(f"{way.name}: {failure}")
-        if number == 0 and not measured:
-            raise ProbeError(
-                f"What runs now could not be measured: {failure}", "Mend that first: kvprobe preflight."
-            )
-        gain_seconds = gain_seconds or measured[0].whole_seconds * _NO_GAIN
-    baseline = next(
-        c for c in candidates if c.cut.block_size == layout.block_size_tokens and not c.cut.packed
-    )
+    now, *tried = ways(setup, door.system.environ(WATCHED), operation, request.keep)
+    sweep = _Sweep(door, request, listed)
+    sweep.baseline(now)
+    sweep.ways(promising_first(tried, emulated=sweep.emulated))
+    sweep.confirm()
     facts = TuneFacts(
-        candidates=tuple(candidates),
-        baseline=baseline,
+        candidates=tuple(sweep.candidates),
+        baseline=sweep.candidates[0],
         layout=layout,
-        left_out=tuple(left_out),
-        failures=tuple(failures),
+        left_out=tuple(sweep.left_out),
+        failures=tuple(sweep.failures),
     )
+    evidence += sweep.evidence
     return Draft(
         subject={
             "model": request.model,
@@ -111,6 +90,95 @@ def tune(door: Door, params: dict[str, Any]) -> Draft:
         evidence=(config, *evidence),
         result=result_of(facts, request.prompt_tokens, operation),
     )
+
+
+class _Sweep:
+    """The measurements of one run; what runs now is the first candidate."""
+
+    def __init__(self, door: Door, request: TuneRequest, listed: tuple[Cut, ...]) -> None:
+        self.door, self.request, self.listed = door, request, listed
+        self.candidates: list[Candidate] = []
+        self.left_out: list[str] = []
+        self.failures: list[str] = []
+        self.evidence: list[AnyEvidence] = []
+        self.emulated = False
+        self._started = door.system.now()
+
+    def baseline(self, way: Way) -> None:
+        """Every cut as now, within its share of the time: each further way deserves a try."""
+        self.door.progress.step(f"tune: {way.name}")
+        found = self._measure(way, self.listed, self.request.budget * _BASELINE_SHARE)
+        if not found or found[0].cut is not self.listed[0]:
+            why = self.failures[0] if self.failures else "no sample"
+            raise ProbeError(
+                f"What runs now could not be measured: {why}", "Mend that first: kvprobe preflight."
+            )
+        self.emulated = "emulation" in (found[0].transport or "")
+        self.candidates += found
+
+    def ways(self, tried: Sequence[Way]) -> None:
+        """The block size as now first; the other cuts only where that gained something."""
+        quick = tuple(c for c in self.listed if c.block_size in _QUICK or c is self.listed[0])
+        limit = self.candidates[0].whole_seconds * _NO_GAIN
+        for number, way in enumerate(tried):
+            left = self._left() - _CONFIRM_SECONDS
+            if left < _SET_UP_SECONDS + 2 or self.door.system.interrupted:
+                self.left_out.append(way.name)
+                continue
+            self.door.progress.step(f"tune: {way.name}", index=number + 1, total=len(tried))
+            self.candidates += self._measure(way, quick, max(5.0, left - _SET_UP_SECONDS), stop_above=limit)
+
+    def confirm(self) -> None:
+        """The winner once more, with more samples: the best of many is partly luck."""
+        best = winner(self.candidates)
+        if best is None or best is self.candidates[0] or self.door.system.interrupted:
+            return
+        self.door.progress.step(f"tune: once more, {best.name}")
+        again = self._measure(best.way, (best.cut,), _CONFIRM_SECONDS, samples=20, min_samples=5)
+        if again:
+            place = self.candidates.index(best)
+            self.candidates[place] = again[0]
+
+    def _left(self) -> float:
+        return self.request.budget - (self.door.system.now() - self._started).total_seconds()
+
+    def _measure(
+        self,
+        way: Way,
+        listed: Sequence[Cut],
+        budget: float,
+        *,
+        stop_above: float | None = None,
+        samples: int = 15,
+        min_samples: int = 2,
+    ) -> list[Candidate]:
+        steps = [
+            Step(
+                id=f"{way.operation.lower()}-{cut.slug}",
+                op=way.operation,
+                order="shuffled",
+                prompt_tokens=self.request.prompt_tokens,
+                groups=step_groups(cut.plan),
+                samples=samples,
+                min_samples=min_samples,
+                max_seconds=1.5,
+            )
+            for cut in listed
+        ]
+        name = f"tune-{len(self.evidence)}"
+        seen = transfer.measure(
+            self.door.system, way.setup, steps, budget_seconds=budget, stop_above_seconds=stop_above,
+            on_event=progress_of(self.door, way.name), evidence_id=name,
+        )  # fmt: skip
+        self.evidence.append(seen)
+        if seen.facts.failure:
+            self.failures.append(f"{way.name}: {seen.facts.failure}")
+        over = seen.facts.transport(way.operation)
+        return [
+            candidate_of(way, cut, series, over.label if over else None, self.request.vllm_version)
+            for step, cut in zip(steps, listed, strict=True)
+            if (series := next((s for s in seen.facts.series if s.id == step.id and s.seconds), None))
+        ]
 
 
 def _setup(door: Door, request: TuneRequest) -> tuple[Setup, str | None, list[AnyEvidence]]:
@@ -169,58 +237,3 @@ def _plans(config: ModelConfig, layout: KvLayout, request: TuneRequest) -> list[
             if half.block_size_tokens == layout.block_size_tokens
         ]
     return found
-
-
-def _measure(
-    door: Door,
-    way: Way,
-    listed: tuple[Cut, ...],
-    request: TuneRequest,
-    budget: float,
-    number: int,
-    stop_above_seconds: float | None,
-) -> tuple[list[Candidate], str | None, AnyEvidence]:
-    steps = [
-        Step(
-            id=f"{way.operation.lower()}-{cut.block_size}{'-packed' if cut.packed else ''}{'-' + cut.kv_cache_dtype if cut.kv_cache_dtype else ''}",
-            op=way.operation,
-            order="shuffled",
-            prompt_tokens=request.prompt_tokens,
-            groups=step_groups(cut.plan),
-            samples=15,
-            min_samples=3,
-            max_seconds=1.5,
-        )
-        for cut in listed
-    ]
-    seen = transfer.measure(
-        door.system, way.setup, steps, budget_seconds=budget, on_event=progress_of(door, way.name),
-        evidence_id=f"tune-{number}", stop_above_seconds=stop_above_seconds,
-    )  # fmt: skip
-    over = seen.facts.transport(way.operation)
-    found = []
-    for step, cut in zip(steps, listed, strict=True):
-        series = next((s for s in seen.facts.series if s.id == step.id and s.seconds), None)
-        if series is not None:
-            found.append(_candidate(way, cut, series, over.label if over else None, request.vllm_version))
-    return found, seen.facts.failure, seen
-
-
-def _candidate(
-    way: Way, cut: Cut, series: Series, transport: str | None, vllm_version: str | None
-) -> Candidate:
-    seconds = median(series.seconds)
-    out = median(series.stage_out_seconds) if series.stage_out_seconds else 0.0
-    back = median(series.stage_in_seconds) if series.stage_in_seconds else 0.0
-    estimate = tax(series.prompt_tokens, seconds, vllm_version=vllm_version, bytes=series.bytes)
-    return Candidate(
-        way=way,
-        cut=cut,
-        seconds=seconds,
-        samples=len(series.seconds),
-        transport=transport,
-        nixl_descriptors=series.nixl_descriptors,
-        stage_out_seconds=out,
-        stage_in_seconds=back,
-        tax=with_staging(estimate, out, back),
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvprobe.models.tuning import Candidate, costs, flags, rank, winner
+from kvprobe.models.tuning_rank import Candidate, costs, flags, rank, winner
 from kvprobe.rules.tuning import TuneFacts
 
 

@@ -42,6 +42,11 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True):
     prefill_cost: bool = False
     """It moves work to the prefill side, which is measured and counted."""
 
+    @property
+    def adds(self) -> bool:
+        """It sets something that is not set now, rather than taking something away."""
+        return any(not setting.startswith("unset ") for setting in self.settings)
+
 
 def suspects(
     setup: Setup, environ: Mapping[str, str], operation: str, keep: Sequence[str] = ()

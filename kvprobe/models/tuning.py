@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from kvprobe.evidence import Origin
 from kvprobe.models.descriptors import DescriptorPlan
 from kvprobe.models.experiments import suspects
 from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.transfer import Setup
-from kvprobe.models.ttft import TaxEstimate, Term
-from kvprobe.units import format_bytes
 
 BLOCK_SIZES = (16, 32, 64, 128, 256)
-_NEAR = 0.05
-"""Candidates this close to the best are equal; then the one that changes least wins."""
 _MLA = ("mla", "indexer")
 
 
@@ -47,34 +41,12 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     why_not: str | None = None
     """Why it cannot be chosen although it was measured."""
 
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured combination."""
-
-    way: Way
-    cut: Cut
-    seconds: float
-    """Transfer, median."""
-    samples: int
-    transport: str | None
-    nixl_descriptors: int | None
-    stage_out_seconds: float = 0.0
-    """Copies on the prefill side."""
-    stage_in_seconds: float = 0.0
-    tax: TaxEstimate | None = None
-
     @property
-    def name(self) -> str:
-        return f"{self.cut.name}, {self.way.name}"
-
-    @property
-    def whole_seconds(self) -> float:
-        """Transfer and staging copies of both sides."""
-        return self.seconds + self.stage_out_seconds + self.stage_in_seconds
-
-    @property
-    def available(self) -> bool:
-        return self.cut.available
+    def slug(self) -> str:
+        """``256-packed`` or ``64-fp8``: for ids."""
+        return "-".join(
+            [str(self.block_size), *(["packed"] if self.packed else []), *filter(None, [self.kv_cache_dtype])]
+        )
 
 
 def ways(
@@ -88,11 +60,30 @@ def ways(
             setup=experiment.setup,
             operation=experiment.operation,
             settings=experiment.settings,
-            changes=1 if experiment.kind == "cause" else 2,
+            # A variable taken away restores the default; anything else is one more setting to keep.
+            changes=1 if experiment.kind == "cause" and not experiment.adds else 2,
         )
         for experiment in suspects(setup, environ, operation, keep)
     ]
     return (now, *tried)
+
+
+def promising_first(tried: Sequence[Way], *, emulated: bool) -> tuple[Way, ...]:
+    """The order in which ways deserve the time: first what the kind of slowness speaks for.
+
+    Under emulation another path through memory; with zero-copy the direction and the threads.
+    """
+    later = ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "visible")
+    path = ("UCX_RMA_PPLN_ENABLE", "kv_buffer_device")
+
+    def place(way: Way) -> int:
+        if way.changes == 1:
+            return 0
+        if any(word in way.name for word in later):
+            return 3
+        return 1 if any(word in way.name for word in path) == emulated else 2
+
+    return tuple(sorted(tried, key=place))
 
 
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,111 +140,3 @@ def _packed(layout: KvLayout, vllm_version: str | None) -> tuple[bool, str, str 
         return True, "VLLM_KV_CACHE_LAYOUT=BLHNC", None
     why = "vLLM packs layers only for MLA models from 0.29 on (BLHNC changed nothing for a GQA model in 0.30)"
     return False, "VLLM_KV_CACHE_LAYOUT=BLHNC", why
-
-
-def with_staging(estimate: TaxEstimate, out_seconds: float, in_seconds: float) -> TaxEstimate:
-    """The tax with the measured staging copies of both sides added."""
-    if not out_seconds and not in_seconds:
-        return estimate
-    source = "measured with this plan"
-    terms = (
-        Term(name="host staging on prefill", seconds=out_seconds, origin=Origin.MEASURED, source=source),
-        Term(name="host staging on decode", seconds=in_seconds, origin=Origin.MEASURED, source=source),
-    )
-    more = out_seconds + in_seconds
-    return msgspec.structs.replace(
-        estimate,
-        p50_seconds=estimate.p50_seconds + more,
-        p90_seconds=estimate.p90_seconds + more,
-        terms=(*estimate.terms, *terms),
-    )
-
-
-def rank(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Least tax first, those that cannot be chosen after the rest."""
-    return tuple(sorted(candidates, key=lambda c: (not c.available, _tax(c))))
-
-
-def winner(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The least tax; among near-equals the fewest changes, then the smallest blocks."""
-    free = [c for c in candidates if c.available]
-    if not free:
-        return None
-    best = min(_tax(c) for c in free)
-    near = [c for c in free if _tax(c) <= best * (1 + _NEAR)]
-    return min(
-        near,
-        key=lambda c: (
-            c.way.changes,
-            c.cut.packed,
-            c.cut.kv_cache_dtype is not None,
-            c.cut.block_size,
-            _tax(c),
-        ),
-    )
-
-
-def _tax(candidate: Candidate) -> float:
-    return candidate.tax.p50_seconds if candidate.tax else candidate.whole_seconds
-
-
-def flags(candidate: Candidate, operation: str = "READ") -> list[str]:
-    """What to write on both sides: vLLM flags, environment, transfer config."""
-    setup, found = candidate.way.setup, []
-    config: dict[str, object] = {
-        "kv_connector": "NixlPushConnector" if candidate.way.operation == "WRITE" else "NixlConnector"
-    }
-    if setup.kv_buffer_device == "cpu":
-        config["kv_buffer_device"] = "cpu"
-    threads = setup.backend.get("num_threads")
-    extra: dict[str, object] = {}
-    if threads and threads != "4":
-        extra["num_threads"] = int(threads)
-    found += [f"export {k}={v}" if v is not None else f"unset {k}" for k, v in setup.env.items()]
-    for flag in candidate.cut.flags:
-        if flag.startswith('"kv_connector_extra_config"'):
-            extra["enable_cross_layers_blocks"] = "True"
-        elif "=" in flag and not flag.startswith("--"):
-            found.append(f"export {flag}")
-        else:
-            found.append(flag)
-    if extra:
-        config["kv_connector_extra_config"] = extra
-    if len(config) > 1 or candidate.way.operation != operation:
-        roles = {"prefill": "kv_producer", "decode": "kv_consumer"}
-        for side, role in roles.items():
-            found.append(f"{side}: --kv-transfer-config '{json.dumps({**config, 'kv_role': role})}'")
-    return found
-
-
-def costs(candidate: Candidate, layout: KvLayout, now_block_size: int) -> list[str]:
-    """What the winner costs elsewhere, in numbers."""
-    told = []
-    each, size = layout.growth_bytes_per_token.per_rank, candidate.cut.block_size
-    if size > now_block_size:
-        waste, before = (size - 1) / 2, (now_block_size - 1) / 2
-        told.append(
-            f"the last block of a sequence is half empty on average: {waste:g} tokens or {format_bytes(waste * each)} "
-            f"a sequence and rank, instead of {before:g} tokens or {format_bytes(before * each)}"
-        )
-        told.append(
-            f"prefix cache hits end at multiples of {size} tokens: {waste:g} tokens a hit are computed again on average, instead of {before:g}"
-        )
-    if candidate.stage_out_seconds:
-        told.append(
-            f"prefill answers {candidate.stage_out_seconds * 1e3:.3g} ms later per prompt (device to host), decode starts "
-            f"{candidate.stage_in_seconds * 1e3:.3g} ms later (host to device); host memory for the buffers on both sides; no CUDA IPC"
-        )
-    if candidate.cut.kv_cache_dtype:
-        told.append(
-            f"{candidate.cut.kv_cache_dtype} KV cache changes the model's numerics: check your quality metric"
-        )
-    if candidate.way.operation == "WRITE":
-        told.append(
-            "the push connector: no bidirectional transfer, no DCP; transfer metrics appear on the prefill side"
-        )
-    if candidate.way.setup.env.get("UCX_RMA_PPLN_ENABLE") == "y":
-        told.append(
-            "the RMA pipeline uses pinned host memory; in a real vLLM 0.30 the engine took 1.6 times what NIXL alone took (samples/ttft)"
-        )
-    return told

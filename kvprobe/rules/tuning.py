@@ -8,7 +8,7 @@ import msgspec
 
 from kvprobe.finding import Finding, Quantity, Remedy, Status
 from kvprobe.models.kv_layout import KvLayout
-from kvprobe.models.tuning import Candidate, costs, flags, winner
+from kvprobe.models.tuning_rank import Candidate, costs, flags, winner
 from kvprobe.policy import Policy
 from kvprobe.rules.base import Rule
 from kvprobe.units import format_seconds, significant

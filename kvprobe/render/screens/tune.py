@@ -52,10 +52,15 @@ def _table(rows: list[dict[str, Any]]) -> RenderableType:
             format_seconds(copies) if copies else "",
             format_seconds(row["tax_p50_seconds"]) if row.get("tax_p50_seconds") else "",
             f"{significant(row['speedup'])}x",
-            str(row.get("transport") or "unknown"),
+            _short(row.get("transport")),
             style=style,
         )
     return table
+
+
+def _short(transport: str | None) -> str:
+    """``cuda_ipc`` for zero-copy, ``tcp/lo emulated``: the table has no room for more."""
+    return (transport or "unknown").replace(", zero-copy", "").replace(", software emulation", " emulated")
 
 
 def _winner(base: dict[str, Any], best: dict[str, Any]) -> tuple[RenderableType, ...]:
