@@ -94,7 +94,7 @@ class Side:
         config = self.api.nixl_agent_config(
             backends=[], capture_telemetry=True, enable_prog_thread=bool(args.get("progress_thread", True))
         )
-        self.agent = self.api.nixl_agent(name, config)
+        self.agent = self._agent(name, config)
         self._create_backend(dict(args.get("backend") or {}))
         self.timings["agent_seconds"] = time.perf_counter() - started
         started = time.perf_counter()
@@ -102,6 +102,18 @@ class Side:
         self.registered = self._register(regions, memory.segment)
         self.timings["register_seconds"] = time.perf_counter() - started
         self.peer_name = ""
+
+    def _agent(self, name: str, config: Any) -> Any:
+        try:
+            return self.api.nixl_agent(name, config)
+        except Exception as error:  # NIXL's exceptions share no base class
+            where = os.environ.get("NIXL_PLUGIN_DIR")
+            raise WorkerFailure(
+                f"NIXL could not start: {str(error).rstrip('.!') or type(error).__name__}.",
+                f"NIXL_PLUGIN_DIR={where} holds no UCX plugin: unset it."
+                if where
+                else "Reinstall the nixl wheel: its plugins (UCX among them) lie beside it.",
+            ) from error
 
     def _create_backend(self, parameters: dict[str, str]) -> None:
         if "UCX" not in self.agent.get_plugin_list():

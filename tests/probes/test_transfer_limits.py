@@ -73,6 +73,17 @@ class TestLockedMemory:
         assert limits["memlock_bytes"] == 65536 and not limits["memlock_unlimited"]
 
 
+class TestPlugins:
+    pytestmark = nixl
+
+    def test_none_at_all(self) -> None:
+        with kvprobe(*SMALL, NIXL_PLUGIN_DIR="/nonexistent") as running:
+            report = running.report()
+        found = finding(report, "KVP205")
+        assert report["verdict"]["exit_code"] == 3 and "plugin" in found["title"].lower()
+        assert found["remedy"]["text"] == "NIXL_PLUGIN_DIR=/nonexistent holds no UCX plugin: unset it."
+
+
 @pytest.fixture
 def little_locked() -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_MEMLOCK)
