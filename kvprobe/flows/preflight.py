@@ -11,6 +11,7 @@ from kvprobe.evidence import AnyEvidence, Evidence
 from kvprobe.finding import Finding
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import Plan, measure_dram, measure_gpu_pair
+from kvprobe.flows.model_layout import layout_of
 from kvprobe.flows.pair_judgement import (
     diagnose_ladder,
     judge_host,
@@ -23,7 +24,7 @@ from kvprobe.flows.preflight_result import kv_result, pair_result
 from kvprobe.flows.preflight_tax import judge_tax, tax_estimates, tax_rows
 from kvprobe.flows.preflight_upper import engine_rung, user_rungs
 from kvprobe.models.calibration import parse_calibration
-from kvprobe.models.kv_layout import KvLayout, LayoutOptions, ModelConfig, Refused, resolve
+from kvprobe.models.kv_layout import ModelConfig
 from kvprobe.models.prompt_steps import JUDGED_TOKENS
 from kvprobe.models.ttft import Calibration
 from kvprobe.probes import gpus, host
@@ -82,7 +83,10 @@ class _Preflight:
 
     def _plan(self, capability: str | None) -> None:
         request = self.request
-        self.layout = layout_of(self.config.facts, request, capability)
+        self.layout = layout_of(
+            self.config.facts, kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size,
+            capability=capability,
+        )  # fmt: skip
         self.plan = Plan(
             layout=self.layout,
             prompt_tokens=request.prompt_tokens,
@@ -228,19 +232,6 @@ class _Preflight:
             "vllm_version": self.version,
             "headline": f"all pairs, worst {where}" if len(self.ladders) > 1 else where,
         }
-
-
-def layout_of(config: ModelConfig, request: PreflightRequest, capability: str | None) -> KvLayout:
-    """``capability``: of the decode GPU, such as ``9.0``; None: no GPU, an assumption of the layout."""
-    arch = f"sm{capability.replace('.', '')}" if capability else None
-    options = LayoutOptions(
-        kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, gpu_arch=arch
-    )
-    try:
-        return resolve(config, options)
-    except Refused as error:
-        reason = f"The KV layout of {config.name} cannot be computed: {error.reason}"
-        raise ProbeError(reason, error.remedy) from error
 
 
 def _slowness(facts: LadderFacts) -> float:

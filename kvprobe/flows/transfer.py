@@ -12,10 +12,10 @@ from kvprobe.finding import Finding
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.diagnose import describe, diagnose
 from kvprobe.flows.ladder import progress_of
+from kvprobe.flows.model_layout import layout_of
 from kvprobe.flows.transfer_result import transfer_result
 from kvprobe.models.concurrency import levels
 from kvprobe.models.descriptors import DescriptorPlan, TransferGroup, plan
-from kvprobe.models.kv_layout import LayoutOptions, Refused, resolve
 from kvprobe.models.prompt_steps import step_groups
 from kvprobe.models.transfer import Setup, Step
 from kvprobe.probes import capacity, gpus, host, transfer
@@ -179,16 +179,9 @@ def plans_of(
     if not request.model:
         raise UsageError("transfer needs --model, or --regions, --descriptor-size and --blocks.")
     config = load_model_config(door.system, request.model)
-    arch = f"sm{capability.replace('.', '')}" if capability else None
-    options = LayoutOptions(
-        kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, gpu_arch=arch
-    )
-    try:
-        layout = resolve(config.facts, options)
-    except Refused as error:
-        raise ProbeError(
-            f"The KV layout of {request.model} cannot be computed: {error.reason}", error.remedy
-        ) from error
+    layout = layout_of(
+        config.facts, kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, capability=capability
+    )  # fmt: skip
     return {n: plan(layout, n) for n in request.prompt_tokens or (8192,)}, config
 
 

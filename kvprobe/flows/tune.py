@@ -11,10 +11,11 @@ from kvprobe.errors import ProbeError, UsageError
 from kvprobe.evidence import AnyEvidence
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import progress_of
+from kvprobe.flows.model_layout import layout_of
 from kvprobe.flows.tune_result import result_of
 from kvprobe.models.descriptors import plan
 from kvprobe.models.experiments import WATCHED
-from kvprobe.models.kv_layout import KvLayout, LayoutOptions, ModelConfig, Refused, resolve
+from kvprobe.models.kv_layout import KvLayout, ModelConfig, Refused, resolve
 from kvprobe.models.prompt_steps import step_groups
 from kvprobe.models.transfer import Setup, Step
 from kvprobe.models.tuning import BLOCK_SIZES, Cut, Planned, Way, cuts, promising_first, ways
@@ -61,7 +62,9 @@ def tune(door: Door, params: dict[str, Any]) -> Draft:
         )
     config = load_model_config(door.system, request.model)
     setup, where, evidence = _setup(door, request)
-    layout = _layout(config.facts, request, where)
+    layout = layout_of(
+        config.facts, kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, capability=where
+    )  # fmt: skip
     operation = "READ" if request.connector == "pull" else "WRITE"
     listed = cuts(
         layout, _plans(config.facts, layout, request), request.vllm_version, allow_dtype=request.allow_fp8
@@ -195,23 +198,6 @@ def _setup(door: Door, request: TuneRequest) -> tuple[Setup, str | None, list[An
     return Setup(memory="dram", progress_thread=room.facts.cores >= 4), None, [room]
 
 
-def _layout(config: ModelConfig, request: TuneRequest, capability: str | None) -> KvLayout:
-    arch = f"sm{capability.replace('.', '')}" if capability else None
-    options = LayoutOptions(
-        kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, gpu_arch=arch
-    )
-    return _resolve(config, options)
-
-
-def _resolve(config: ModelConfig, options: LayoutOptions) -> KvLayout:
-    try:
-        return resolve(config, options)
-    except Refused as error:
-        raise ProbeError(
-            f"The KV layout of {config.name} cannot be computed: {error.reason}", error.remedy
-        ) from error
-
-
 def _plans(config: ModelConfig, layout: KvLayout, request: TuneRequest) -> list[Planned]:
     """What runs now first; then the other block sizes, packed layers and fp8 for three of them."""
     sizes = dict.fromkeys([layout.block_size_tokens, *(request.block_sizes or BLOCK_SIZES)])
@@ -230,7 +216,7 @@ def _plans(config: ModelConfig, layout: KvLayout, request: TuneRequest) -> list[
         for n in quick
     ]
     if layout.kv_cache_dtype in ("bfloat16", "float16"):
-        half = _resolve(config, msgspec.structs.replace(layout.options, kv_cache_dtype="fp8"))
+        half = resolve(config, msgspec.structs.replace(layout.options, kv_cache_dtype="fp8"))
         found += [
             Planned(block_size=n, kv_cache_dtype="fp8", plan=plan(half, request.prompt_tokens, block_size=n))
             for n in quick
