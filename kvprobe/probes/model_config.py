@@ -185,7 +185,7 @@ def _download(name: str, revision: str | None) -> dict[str, Any]:
     huggingface_hub knows the endpoint and the token; its own download would retry for half a minute.
     """
     try:
-        import huggingface_hub as hub
+        from huggingface_hub import constants, hf_hub_url
         from huggingface_hub.utils import build_hf_headers
     except ImportError:
         return {
@@ -193,14 +193,12 @@ def _download(name: str, revision: str | None) -> dict[str, Any]:
         }
     import httpx
 
-    found: dict[str, Any] = {"commit": "", "endpoint": hub.constants.ENDPOINT}
+    found: dict[str, Any] = {"commit": "", "endpoint": constants.ENDPOINT}
     headers = build_hf_headers(library_name="kvprobe")
     try:
         with httpx.Client(headers=headers, timeout=HUB_TIMEOUT_SECONDS, follow_redirects=True) as client:
             for key, file in (("config", "config.json"), ("hf_quant_config", "hf_quant_config.json")):
-                text, commit, problem = _fetch(
-                    client, hub.hf_hub_url(name, file, revision=revision), name, file
-                )
+                text, commit, problem = _fetch(client, hf_hub_url(name, file, revision=revision), name, file)
                 if text is not None:
                     found |= {key: text, "commit": commit}
                 elif key == "config":

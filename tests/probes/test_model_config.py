@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -165,3 +167,65 @@ def test_a_recording_finds_the_model_anywhere(tmp_path: Path, cache: Path) -> No
     live = load_model_config(recording, "gpt-oss-20b")
     recording.close()
     assert load_model_config(ReplaySystem(tmp_path / "record"), "gpt-oss-20b").facts == live.facts
+
+
+class Hub(BaseHTTPRequestHandler):
+    """The part of a hub that a config needs: files by path, error codes in the header, a commit."""
+
+    files: ClassVar[dict[str, bytes]] = {}
+    code: ClassVar[str] = "RepoNotFound"
+
+    def do_GET(self) -> None:
+        body = self.files.get(self.path)
+        self.send_response(200 if body is not None else 404)
+        if body is None:
+            known = any(path.split("/resolve/")[0] == self.path.split("/resolve/")[0] for path in self.files)
+            self.send_header("x-error-code", "EntryNotFound" if known else self.code)
+        self.send_header("x-repo-commit", "c0ffee" * 6)
+        self.send_header("content-length", str(len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def hub(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    Hub.files = {"/org/model/resolve/main/config.json": json.dumps(CONFIG).encode()}
+    Hub.code = "RepoNotFound"
+    yield Hub
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_model_of_the_hub(hub: type[Hub]) -> None:
+    found = load_model_config(System(), "org/model")
+    assert found.facts.config == CONFIG
+    assert found.facts.hf_quant_config is None
+    assert "org/model at c0ffeec0ffee" in found.source
+
+
+def test_a_gated_model_says_how_to_get_in(hub: type[Hub]) -> None:
+    hub.code = "GatedRepo"
+    with pytest.raises(ProbeError, match="gated") as caught:
+        load_model_config(System(), "org/other")
+    assert "HF_TOKEN" in caught.value.remedy
+
+
+def test_a_model_that_the_hub_does_not_know(hub: type[Hub]) -> None:
+    with pytest.raises(UsageError, match="does not know it either"):
+        load_model_config(System(), "org/other")
+
+
+def test_a_config_of_the_hub_that_is_too_large(hub: type[Hub]) -> None:
+    hub.files["/org/model/resolve/main/config.json"] = b" " * (CONFIG_LIMIT_BYTES + 1)
+    with pytest.raises(ProbeError, match="larger than"):
+        load_model_config(System(), "org/model")
