@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvprobe.evidence import Evidence, Origin
+from kvprobe.finding import Status
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import nixl_rungs, progress_of
 from kvprobe.flows.one_side import connecting_side, token_of
@@ -92,6 +93,7 @@ def connect(door: Door, params: dict[str, Any]) -> Draft:
             findings += [
                 msgspec.structs.replace(f, where=side.peer_hostname, evidence=(told_id,))
                 for f in limits_of(door, side.host)
+                if f.status is not Status.PASS
             ]
     crowd = levels([s for s in run.series if (s.prompt_tokens, s.order, s.op) == (max(plans), "shuffled", operation)]) if run else ()  # fmt: skip
     if len(crowd) > 1:
@@ -157,7 +159,7 @@ def _rungs(
         transport=", ".join(lane.device for lane in op.lanes) if op else None,
         note="nominal rate of the devices used" if rate else "the devices used tell no speed",
     )
-    tcp = op is None or not any(lane.rdma or lane.local for lane in op.lanes)
+    tcp = op is None or all(lane.transport == "tcp" for lane in op.lanes)
     raw = talk.outcomes.get("ucx")
     version = run.versions.get("ucx") if run else None
     where = "vram" if run is not None and run.setup.memory == "vram" else "dram"

@@ -133,44 +133,45 @@ def network(facts: TwoNodeFacts, policy: Policy) -> Iterable[Finding]:
             evidence=facts.evidence,
         )  # fmt: skip
         return
-    able = _active(facts.mine.host) and _active(facts.remote.host)
-    for op in facts.seen:
-        by = ", ".join(_lane(lane) for lane in op.lanes) or op.transport.via
-        title = f"{op.operation} went over {by}, {op.transport.how}"
-        notes = _settings(facts)
-        over_tcp = not op.lanes or any(lane.transport == "tcp" for lane in op.lanes)
-        if not op.transport.emulated and (
-            any(lane.rdma for lane in op.lanes) or (facts.one_host and not over_tcp)
-        ):
-            yield Finding(
-                id="KVP232", name="network-transport", status=Status.PASS, title=title, notes=notes, evidence=facts.evidence
-            )  # fmt: skip
-            continue
-        broken = able and not facts.one_host and not any(lane.rdma for lane in op.lanes)
-        yield Finding(
-            id="KVP232",
-            name="network-transport",
-            status=Status.FAIL if broken else Status.WARN,
-            title=f"{title}, although both nodes have active RDMA ports" if broken else title,
-            measured=Quantity(value=op.transport.label),
-            expected=Expected(
-                value="zero-copy over RDMA",
-                source="active ports on both nodes" if broken else "nodes made for P/D",
-            ),
-            remedy=Remedy(
-                text=(
-                    "Find what keeps UCX from the RDMA devices: UCX_TLS, UCX_NET_DEVICES, locked memory, missing /dev/infiniband in the container."
-                    if broken
-                    else "Over TCP every byte is copied by the CPUs on both sides; without RDMA expect the prefill's KV cache to dominate the TTFT."
-                ),
-                commands=("ucx_info -d | grep -E 'Transport|Device'", "ls /dev/infiniband", "ulimit -l")
+    able = _active(facts.mine.host) and _active(facts.remote.host) and not facts.one_host
+    judged = [(op, _verdict(op, able=able, one_host=facts.one_host)) for op in facts.seen]
+    worst = max((status for _, status in judged), key=lambda status: status.rank)
+    broken = worst is Status.FAIL
+    told = "; ".join(
+        f"{op.operation} went over {', '.join(_lane(lane) for lane in op.lanes) or op.transport.via}, {op.transport.how}"
+        for op in facts.seen
+    )
+    bad = next((op for op, status in judged if status is worst), facts.seen[0])
+    yield Finding(
+        id="KVP232",
+        name="network-transport",
+        status=worst,
+        title=f"{told}, although both nodes have active RDMA ports" if broken else told,
+        measured=Quantity(value=bad.transport.label),
+        expected=None if worst is Status.PASS else Expected(
+            value="zero-copy over RDMA", source="active ports on both nodes" if broken else "nodes made for P/D"
+        ),
+        remedy=None if worst is Status.PASS else Remedy(
+            text=(
+                "Find what keeps UCX from the RDMA devices: UCX_TLS, UCX_NET_DEVICES, locked memory, missing /dev/infiniband in the container."
                 if broken
-                else (),
+                else "Over TCP every byte is copied by the CPUs on both sides; without RDMA expect the prefill's KV cache to dominate the TTFT."
             ),
-            notes=notes,
-            evidence=facts.evidence,
-            code="rdma_not_used" if broken else "no_rdma",
-        )
+            commands=("ucx_info -d | grep -E 'Transport|Device'", "ls /dev/infiniband", "ulimit -l") if broken else (),
+        ),
+        notes=_settings(facts),
+        evidence=facts.evidence,
+        code={Status.FAIL: "rdma_not_used", Status.WARN: "no_rdma"}.get(worst),
+    )  # fmt: skip
+
+
+def _verdict(op: OperationSeen, *, able: bool, one_host: bool) -> Status:
+    """One operation: RDMA is right, shared memory is right within one host, anything else is the CPUs' work."""
+    rdma = any(lane.rdma for lane in op.lanes)
+    shared = one_host and op.lanes and not any(lane.transport == "tcp" for lane in op.lanes)
+    if not op.transport.emulated and (rdma or shared):
+        return Status.PASS
+    return Status.FAIL if able and not rdma else Status.WARN
 
 
 def gids(facts: TwoNodeFacts, policy: Policy) -> Iterable[Finding]:
@@ -224,13 +225,14 @@ def _lane(lane: Lane) -> str:
 def _settings(facts: TwoNodeFacts) -> tuple[str, ...]:
     assert facts.remote is not None
     found = []
-    for node in (facts.mine, facts.remote):
+    mine, theirs = ("decode", "prefill") if facts.role == "connect" else ("prefill", "decode")
+    for role, node in ((mine, facts.mine), (theirs, facts.remote)):
         ports = ", ".join(
             f"{p.device}:{p.port} {p.link_layer or ''}".strip() for p in node.host.rdma if p.active
         )
         env = ", ".join(f"{k}={v}" for k, v in sorted(node.host.environment.items()) if k.startswith("UCX_"))
         found.append(
-            f"{node.peer_hostname}: {ports or 'no active RDMA port'}; {env or 'no UCX variable in its environment'}"
+            f"{role}, {node.peer_hostname}: {ports or 'no active RDMA port'}; {env or 'no UCX variable in its environment'}"
         )
     return tuple(found)
 

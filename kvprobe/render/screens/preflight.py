@@ -14,7 +14,7 @@ from kvprobe.render.screens import Block
 from kvprobe.report import Report
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
-_BAR = 20
+_BAR, _NARROW_BAR = 20, 7
 
 
 def blocks(report: Report, look: Look) -> list[Block]:
@@ -84,7 +84,9 @@ def ladder_table(ladder: list[dict[str, Any]], look: Look = Look()) -> Renderabl
         )
         big = bool(row.get("largest_loss"))
         bar = (
-            "█" * max(1, round((_BAR if wide else _BAR // 2) * (seconds / longest) ** 0.5)) if seconds else ""
+            "█" * max(1, round((_BAR if wide else _NARROW_BAR) * (seconds / longest) ** 0.5))
+            if seconds
+            else ""
         )
         signed = f"{'+' if loss >= 0 else '-'}{format_seconds(abs(loss))}" if loss is not None else ""
         table.add_row(

@@ -39,7 +39,10 @@ def blocks(report: Report, look: Look) -> list[Block]:
     if result.get("transfers"):
         rows = result["transfers"]
         over = {row["op"]: row.get("transport") or "unknown transport" for row in rows}
-        body = (_series(rows), Text("; ".join(f"{op} over {name}" for op, name in over.items()), style="dim"))
+        body = (
+            _series(rows, narrow=look.width < 90),
+            Text("; ".join(f"{op} over {name}" for op, name in over.items()), style="dim"),
+        )
         found.append(Block("series (medians of warm samples)", body))
     if result.get("ranks"):
         seen = result.get("transport")
@@ -113,8 +116,9 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _series(rows: list[dict[str, Any]]) -> RenderableType:
-    table = _table("series", "bytes", "sent", "cold", "warm", "rate", "each", "n")
+def _series(rows: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
+    names = ("series", "bytes", "sent", "cold", "warm", "rate", "each", "n")
+    table = _table(*(n for n in names if n != "cold" or not narrow))
     for row in rows:
         seconds, cold = row.get("median_seconds"), row.get("cold_seconds") or []
         sent = (row.get("nixl_descriptors") or 0) * row["in_flight"] or row["descriptors"]
@@ -122,7 +126,7 @@ def _series(rows: list[dict[str, Any]]) -> RenderableType:
             row["id"],
             format_bytes(row["bytes"]),
             f"{sent:,}",
-            format_seconds(cold[0]) if cold else "",
+            *(() if narrow else (format_seconds(cold[0]) if cold else "",)),
             format_seconds(seconds) if seconds else "not measured",
             format_rate(row["bytes"] / seconds) if seconds else "",
             format_seconds(seconds / sent) if seconds else "",
