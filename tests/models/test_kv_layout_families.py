@@ -285,3 +285,11 @@ def test_each_group_names_the_keys_that_it_came_from() -> None:
     assert "sliding_window" not in found.keys["growth_bytes_per_token"]
     assert found.used["sliding_window"] == 64
     assert found.keys["kv_cache_dtype"] == ("torch_dtype",)
+
+
+def test_mla_ignores_the_scheme_of_compressed_tensors() -> None:
+    found = layout(
+        "DeepseekV3ForCausalLM", **LATENT, quantization_config={**TENSORS, "kv_cache_scheme": FLOAT8}
+    )
+    assert (found.kv_cache_dtype, found.block_size_tokens) == ("bfloat16", 16)
+    assert "kv_cache_scheme" in found.notes[0]

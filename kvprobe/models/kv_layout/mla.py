@@ -56,6 +56,11 @@ def latent(context: Context, layers: tuple[int, ...]) -> list[LayerGroup]:
     )  # fmt: skip
     rank = context.fields.count("kv_lora_rank")
     rope = context.fields.count("qk_rope_head_dim", default=0, least=0)
+    if context.kv_dtype == "fp8" and context.kv_dtype_from != "option":
+        context.notes.append(
+            "vLLM's MLA layers ignore compressed-tensors' kv_cache_scheme: the cache keeps the model's dtype."
+        )
+        context.kv_dtype, context.kv_dtype_from = context.dtype, "model dtype"
     quantized = context.kv_dtype in FP8
     if sparse:
         _sparse_blocks(context)
@@ -63,10 +68,6 @@ def latent(context: Context, layers: tuple[int, ...]) -> list[LayerGroup]:
             context.kv_dtype = "fp8_e4m3"
     else:
         _dense_blocks(context, quantized, rank + rope)
-    if sparse and context.kv_dtype == "fp8" and context.kv_dtype_from != "option":
-        raise context.refuse(
-            "sparse MLA with compressed-tensors' kv_cache_scheme has no rule.", "kv_dtype_not_supported"
-        )
     if context.kv_dtype == "fp8_ds_mla" and not sparse:
         raise context.refuse(
             "no backend of vLLM stores a dense MLA cache as fp8_ds_mla.",
