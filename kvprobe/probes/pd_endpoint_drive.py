@@ -7,6 +7,7 @@ is vllm/entrypoints/scale_out/token_in_token_out. Every request has random token
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -21,6 +22,7 @@ from kvprobe.probes.pd_endpoint import Endpoints
 
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9.-]+")
 PATHS = {"completions": "/v1/completions", "generate": "/inference/v1/generate"}
+SALT_LIMIT = 128
 _FIRST_ID, _LAST_ID = 1000, 29_999
 """Ordinary tokens in every vocabulary in use; special tokens lie outside."""
 
@@ -42,7 +44,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         self, max_tokens: int, *, stream: bool, way: str, params: Any = None, ids: bool = False
     ) -> bytes:
         """The request body; ``way`` (``pd``, ``alone`` ...) keeps the prefix caches apart."""
-        salt = f"{self.salt}-{self.conversation or f'{self.label}-{way}'}"
+        salt = cache_salt(f"{self.salt}-{self.conversation or f'{self.label}-{way}'}")
         sampling = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
         fields: dict[str, Any] = {"model": self.model, "stream": stream, "cache_salt": salt}
         if self.api == "generate":
@@ -83,6 +85,18 @@ class Timed(msgspec.Struct, frozen=True, kw_only=True):
 def request_id(*parts: str) -> dict[str, str]:
     """The header by which the servers' logs name a request; letters, digits, dots and dashes only."""
     return {"X-Request-Id": _NOT_IN_IDS.sub("-", "-".join(parts))}
+
+
+def cache_salt(text: str) -> str:
+    """``text`` as a salt that vLLM takes: since 0.30 none of ``@ / \\ NUL``, at most 128 characters.
+
+    vllm/entrypoints/generate/base/protocol.py (``validate_cache_salt``) answers 400 to any other.
+    """
+    plain = _NOT_IN_IDS.sub("-", text)
+    if plain == text and len(text) <= SALT_LIMIT:
+        return text
+    mark = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{plain[: SALT_LIMIT - len(mark) - 1]}-{mark}"
 
 
 def make_ask(seed: int, label: str, tokens: int, model: str, api: str) -> Ask:

@@ -16,7 +16,7 @@ from kvprobe.formats import completion, kv_transfer_params
 from kvprobe.formats.http_answer import Explained, explain
 from kvprobe.models.paired_facts import FourHops
 from kvprobe.probes.pd_endpoint import Endpoints
-from kvprobe.probes.pd_endpoint_drive import PATHS, request_id
+from kvprobe.probes.pd_endpoint_drive import PATHS, cache_salt, request_id
 
 _WORDS = (
     "time",
@@ -64,7 +64,7 @@ def four_hops(ends: Endpoints, seed: int, label: str, words: int, max_tokens: in
         "model": model,
         "token_ids": ids,
         "sampling_params": sampling,
-        "cache_salt": salt,
+        "cache_salt": cache_salt(salt),
         "stream": False,
     }
     asked_kv = {**body, "kv_transfer_params": kv_transfer_params.ASK_PREFILL}

@@ -12,9 +12,10 @@ import pytest
 from kvprobe.errors import UsageError
 from kvprobe.formats.kv_transfer_params import ASK_PREFILL
 from kvprobe.probes.pd_endpoint import Access, Endpoints, check_url, host_of
-from kvprobe.probes.pd_endpoint_drive import make_ask, request_id
+from kvprobe.probes.pd_endpoint_drive import cache_salt, make_ask, request_id
 from kvprobe.probes.pd_endpoint_facts import ask_server, read_greeting
 from kvprobe.system import System
+from tests.simulator.engine import salt_refused
 from tests.simulator.running import deployment
 
 
@@ -83,6 +84,28 @@ def test_no_two_requests_share_a_cache() -> None:
         for w in ("pd", "alone")
     }
     assert len(salts) == 6
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kvprobe-a-load pd 1/s arrival 0-pd",
+        "a@b",
+        "back\\slash",
+        "nul\x00",
+        "x" * 129,
+        "x" * 300 + "/",
+        "é\ud800",
+    ],
+)
+def test_vllm_takes_every_salt(text: str) -> None:
+    assert salt_refused(cache_salt(text)) is None
+    assert cache_salt(text) == cache_salt(text) != cache_salt(text + "1")
+
+
+def test_salts_that_differ_in_one_odd_character_stay_apart() -> None:
+    assert len({cache_salt(s) for s in ("a/b", "a@b", "a-b", "a b", "x" * 128, "x" * 129)}) == 6
+    assert salt_refused("load 1/s") and salt_refused("x" * 129) and salt_refused("")
 
 
 def test_request_ids_hold_no_odd_characters() -> None:

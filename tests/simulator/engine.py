@@ -32,6 +32,17 @@ class Clock:
         time.sleep(max(0.0, self.at - time.perf_counter()))
 
 
+def salt_refused(salt: Any) -> str | None:
+    """vLLM 0.30's own rule (entrypoints/generate/base/protocol.py), so that no test passes with a salt it refuses."""
+    if salt is None:
+        return None
+    if not isinstance(salt, str) or not salt:
+        return "Parameter 'cache_salt' must be a non-empty string if provided."
+    if len(salt) > 128 or any(char in "@/\\\x00" for char in salt):
+        return "Parameter 'cache_salt' must be at most 128 characters and must not contain '@', '/', '\\\\', or NUL."
+    return None
+
+
 class Cut(Exception):
     """Close the connection in the middle."""
 

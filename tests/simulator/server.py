@@ -83,6 +83,8 @@ class Handler(BaseHTTPRequestHandler):
             raise engine.Fault(
                 403, "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out"
             )
+        if refused := engine.salt_refused(body.get("cache_salt")):
+            raise engine.Fault(400, refused)
         if self.path not in GENERATE:
             raise engine.Fault(404, f"Not Found: {self.path}")
         if len(engine.prompt_of(body)) >= self.state.plan.max_model_len:
