@@ -27,6 +27,7 @@ _VRAM_BYTES = 8 * 1024**3
 _DRAM_BYTES = 4 * 1024**3
 _SPINNING_CORES = 4
 _UCX_SAMPLES = 5
+INTERRUPTED = "the run was interrupted"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +93,7 @@ def measure_gpu_pair(
         transfer=climbed.transfer,
         promised_p2p=None if status in (None, "U") else status == "OK",
         busy=_busy(door.policy, prefill, decode),
-        reduced=_reduced(selection, allowed, free),
+        reduced=_reduced(door, selection, climbed.transfer, allowed, free),
         evidence=("gpus", *(e.id for e in climbed.evidence)),
     )
     return facts, list(climbed.evidence)
@@ -115,7 +116,7 @@ def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]
         operation=plan.operation,
         rungs=climbed.rungs,
         transfer=climbed.transfer,
-        reduced=_reduced(selection, allowed, available),
+        reduced=_reduced(door, selection, climbed.transfer, allowed, available),
         evidence=tuple(e.id for e in climbed.evidence),
     )
     return facts, [seen, *climbed.evidence]
@@ -142,7 +143,7 @@ def _climb(door: Door, plan: Plan, selection: Selection, setup: Setup, allowed: 
             evidence_id=f"raw-copy-{name}", **where,
         )  # fmt: skip
         evidence.append(copied)
-    if size <= allowed and plan.ucx:
+    if size <= allowed and plan.ucx and not door.system.interrupted:
         door.progress.step(f"raw UCX ({setup.name})")
         through_ucx = ucx.measure(
             door.system, sizes_bytes=[size], samples=_UCX_SAMPLES, operations=[plan.operation],
@@ -150,7 +151,7 @@ def _climb(door: Door, plan: Plan, selection: Selection, setup: Setup, allowed: 
             evidence_id=f"raw-ucx-{name}", **where,
         )  # fmt: skip
         evidence.append(through_ucx)
-    if selection.steps:
+    if selection.steps and not door.system.interrupted:
         moved = transfer.measure(
             door.system, setup, selection.steps, budget_seconds=plan.budget_seconds,
             on_event=progress_of(door, setup.name), evidence_id=f"transfer-{name}",
@@ -158,11 +159,15 @@ def _climb(door: Door, plan: Plan, selection: Selection, setup: Setup, allowed: 
         evidence.append(moved)
     facts = moved.facts if moved else None
     version = facts.versions.get("ucx") if facts else None
-    rungs = (
-        raw_copy_rung(copied.facts if copied else None, size),
-        raw_ucx_rung(through_ucx.facts if through_ucx else None, size, plan.operation, version),
-        *nixl_rungs(facts, plan.operation),
-    )
+    absent = INTERRUPTED if door.system.interrupted else None
+    if size > allowed:
+        absent = f"{format_bytes(size)} are more than the {format_bytes(allowed)} allowed"
+    first, second = (Rung(number=n, status="skipped", note=absent) for n in (1, 2))
+    if copied:
+        first = raw_copy_rung(copied.facts, size)
+    if through_ucx or not plan.ucx:
+        second = raw_ucx_rung(through_ucx.facts if through_ucx else None, size, plan.operation, version)
+    rungs = (first, second, *nixl_rungs(facts, plan.operation))
     return _Climbed(rungs=rungs, transfer=facts, evidence=tuple(evidence))
 
 
@@ -218,9 +223,11 @@ def _busy(policy: Policy, *gpus: Gpu) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _reduced(selection: Selection, allowed: int, free: int) -> str | None:
+def _reduced(
+    door: Door, selection: Selection, moved: TransferFacts | None, allowed: int, free: int
+) -> str | None:
     if JUDGED_TOKENS not in selection.left_out:
-        return None
+        return INTERRUPTED if door.system.interrupted and moved is None else None
     need = int(selection.plans[JUDGED_TOKENS].bytes * 1.25)
     return (
         f"{JUDGED_TOKENS:,} tokens need {format_bytes(need)} per side, {format_bytes(allowed)} are allowed "

@@ -77,6 +77,8 @@ class _Preflight:
         self._plan(pairs[0][1].compute_capability)
         self.findings += judge_host(self.door.policy, self.host.facts)
         for prefill, decode in pairs:
+            if self.ladders and self.door.system.interrupted:
+                break  # the pair that was interrupted is UNKNOWN already
             self._pair(seen.facts, prefill, decode)
         draft = self._finish(judged=True)
         return draft if self.diagnosis is None else with_diagnosis(self.door, draft, self.diagnosis)
@@ -118,7 +120,8 @@ class _Preflight:
         self.findings += judge_topology(
             self.door.policy, seen, prefill, decode, self.request.connector, facts
         )
-        if self.diagnosis is None and self.request.diagnose != "off" and suspicious(facts):
+        wanted = self.diagnosis is None and self.request.diagnose != "off"
+        if wanted and suspicious(facts) and not self.door.system.interrupted:
             self.diagnosis, more = diagnose_ladder(self.door, self.plan, facts, self.request.diagnose_budget)
             self.evidence += more
             facts = msgspec.structs.replace(facts, diagnosed=self.diagnosis is not None)
@@ -160,6 +163,8 @@ class _Preflight:
             rung, seen = engine_rung(self.door, request.decode_log, size)
             rungs.append(rung)
             self.evidence.append(seen)
+        if request.prefill_url and request.decode_url and self.door.system.interrupted:
+            return msgspec.structs.replace(facts, rungs=tuple(rungs))
         if request.prefill_url and request.decode_url:
             more, draft = user_rungs(
                 self.door, request.prefill_url, request.decode_url, request.colocated_url

@@ -90,7 +90,7 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
             CONCURRENCY_RULES, ConcurrencyFacts(levels=crowd, evidence=(seen.id,)), door.policy
         )
     result = transfer_result(facts, crowd)
-    if request.diagnose:
+    if request.diagnose and not door.system.interrupted:
         diagnosis, more = _diagnose(door, setup, plans, facts, request)
         result["diagnosis"] = diagnosis
         evidence += more

@@ -60,6 +60,15 @@ def cause(facts: DiagnosisFacts, policy: Policy) -> Iterable[Finding]:
     if facts.left_out:
         notes += (f"not tried (time): {', '.join(facts.left_out)}",)
     base = f"{facts.operation} of {facts.prompt_tokens:,} tokens, {format_seconds(facts.baseline_seconds)}"
+    if not facts.experiments:
+        yield Finding(
+            id="KVP211",
+            name="cause-by-experiment",
+            status=Status.SKIP,
+            title=f"no experiment was run on the slow transfer ({base})",
+            notes=notes,
+        )
+        return
     if found is None:
         yield Finding(
             id="KVP211",

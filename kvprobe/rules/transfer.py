@@ -223,7 +223,12 @@ def complete(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         return
     if run.failure:
         status = Status.FAIL if "wrong words" in run.failure else Status.UNKNOWN
-        remedy = run.failure_remedy or "Run again with -v and look at the worker's log in the evidence."
+        log = (
+            ""
+            if run.failure.endswith("was interrupted.")
+            else " with -v and look at the worker's log in the evidence"
+        )
+        remedy = run.failure_remedy or f"Run again{log}."
         yield Finding(
             id="KVP205",
             name="transfer-complete",
