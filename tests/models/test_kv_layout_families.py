@@ -293,3 +293,10 @@ def test_mla_ignores_the_scheme_of_compressed_tensors() -> None:
     )
     assert (found.kv_cache_dtype, found.block_size_tokens) == ("bfloat16", 16)
     assert "kv_cache_scheme" in found.notes[0]
+
+
+def test_a_stage_of_one_kind_does_not_hide_that_the_model_mixes_kinds() -> None:
+    kinds_of = ["full_attention"] * 4 + ["sliding_attention"] * 4
+    found = layout("LlamaForCausalLM", sliding_window=64, layer_types=kinds_of, options={"pp": 2})
+    assert found.transfer.reason_code == "nixl_pp_with_hybrid"
+    assert layout("LlamaForCausalLM", options={"pp": 2}).transfer.status == "ok"

@@ -22,8 +22,13 @@ _FLASHINFER_BLOCKS = (16, 32, 64, 128, 256, 512, 1024)
 DS_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT=DS"
 
 
-def arrange(context: Context, groups: Sequence[LayerGroup]) -> tuple[int, tuple[CacheGroup, ...], Transfer]:
-    """(block size in tokens, cache groups, whether the connector moves them). Raises Refused."""
+def arrange(
+    context: Context, groups: Sequence[LayerGroup], whole: Sequence[LayerGroup]
+) -> tuple[int, tuple[CacheGroup, ...], Transfer]:
+    """(block size in tokens, cache groups, whether the connector moves them) of one pipeline stage.
+
+    ``whole``: the groups of the whole model, which decide what the connector takes. Raises Refused.
+    """
     states = [g for g in groups if g.state_bytes_per_layer]
     attention = [g for g in groups if not g.state_bytes_per_layer]
     block = context.options.block_size or context.default_block
@@ -37,7 +42,7 @@ def arrange(context: Context, groups: Sequence[LayerGroup]) -> tuple[int, tuple[
         )
     else:
         cache = _several(context, attention, states, block)
-    return block, cache, _transfer(context, attention, states)
+    return block, cache, _transfer(context, whole)
 
 
 def _hybrid_block(
@@ -169,7 +174,9 @@ def _with_regions(groups: list[CacheGroup]) -> list[CacheGroup]:
     return [msgspec.structs.replace(g, regions=max(len(g.layers), shared)) for g in groups]
 
 
-def _transfer(context: Context, attention: Sequence[LayerGroup], states: Sequence[LayerGroup]) -> Transfer:
+def _transfer(context: Context, groups: Sequence[LayerGroup]) -> Transfer:
+    states = [g for g in groups if g.state_bytes_per_layer]
+    attention = [g for g in groups if not g.state_bytes_per_layer]
     if context.options.connector != "nixl":
         return Transfer(
             status="unknown",

@@ -29,11 +29,10 @@ _LENGTHS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
     "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
-
-
 _SHAPING = {
     "num_hidden_layers", "num_attention_heads", "hidden_size", "num_key_value_heads", "head_dim", "sliding_window",
 }  # fmt: skip
+"""Class defaults that decide the size: shown as assumed."""
 
 
 def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayout:
@@ -71,8 +70,8 @@ def resolve(model: ModelConfig, options: LayoutOptions | None = None) -> KvLayou
     stages = _stages(context, groups)
     _check_dcp(context, groups)
     fullest = max(stages, key=lambda s: (_sum(context, s), sum(g.state_bytes_per_layer * g.count for g in s)))
-    block_size, cache_groups, transfer = arrange(context, fullest)
-    others = tuple(_arranged(context, stage) for stage in stages if stage is not fullest)
+    block_size, cache_groups, transfer = arrange(context, fullest, groups)
+    others = tuple(_arranged(context, stage, groups) for stage in stages if stage is not fullest)
     has_states = any(g.state_bytes_per_layer for g in groups)
     return KvLayout(
         model=model.name,
@@ -144,8 +143,8 @@ def _check_dcp(context: Context, groups: list[LayerGroup]) -> None:
                 )
 
 
-def _arranged(context: Context, stage: list[LayerGroup]) -> tuple[CacheGroup, ...]:
-    return arrange(context, stage)[1] if stage else ()
+def _arranged(context: Context, stage: list[LayerGroup], whole: list[LayerGroup]) -> tuple[CacheGroup, ...]:
+    return arrange(context, stage, whole)[1] if stage else ()
 
 
 def _sum(context: Context, groups: Sequence[LayerGroup]) -> int:
