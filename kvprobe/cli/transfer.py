@@ -72,6 +72,8 @@ def command(ctx: click.Context, common: Common, **params: Any) -> None:
     """
     if params["listen"] and params["connect"]:
         raise click.UsageError("--listen and --connect are for two different nodes.")
+    if not params["listen"] and (params["keep"] or params["max_memory"]):
+        raise click.UsageError("--keep and --max-memory go with --listen.")
     if params["prefill_tp"] and not params["all_ranks"]:
         raise click.UsageError("--prefill-tp goes with --all-ranks.")
     if params["all_ranks"] and (params["listen"] or params["connect"]):

@@ -43,6 +43,8 @@ def connecting_side(door: Door, request: TransferRequest) -> tuple[Setup, str | 
             raise UsageError(f"--env {name}: {why}.", "Set it on each node for itself.")
     if request.processes != 2 or request.visible != "one":
         raise UsageError("Between two nodes each side is one process with one GPU.")
+    if request.diagnose:
+        raise UsageError("--diagnose works within one host.", "Try its experiments with --env on both nodes.")
     base = setup_of(request)
     room = capacity.look(door.system)
     if request.memory == "dram":

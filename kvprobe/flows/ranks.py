@@ -47,15 +47,16 @@ def all_ranks(door: Door, params: dict[str, Any]) -> Draft:
         raise UsageError(
             "--all-ranks needs --model: how its heads are cut over the ranks decides what each one reads."
         )
-    if (
-        request.op == "write"
-        or request.kv_buffer_device == "cpu"
-        or request.in_flight
-        or request.processes != 2
-    ):
+    if any((request.regions, request.descriptor_size, request.blocks)):
         raise UsageError(
-            "--all-ranks measures READ (pull), one request at a time, a process each rank, without host buffers."
+            "--all-ranks takes the descriptor list from --model, not from --regions and its like."
         )
+    if request.op == "write" or request.kv_buffer_device == "cpu" or request.in_flight or request.diagnose:
+        raise UsageError(
+            "--all-ranks measures READ (pull), one request at a time, without host buffers or --diagnose."
+        )
+    if request.processes != 2 or request.visible != "one":
+        raise UsageError("--all-ranks runs one process with one GPU each rank.")
     config = load_model_config(door.system, request.model)
     evidence: list[AnyEvidence] = [config]
     setup, room = _room(door, request, decode_tp, prefill_tp, evidence)

@@ -90,7 +90,7 @@ def together(facts: RanksFacts, policy: Policy) -> Iterable[Finding]:
             f"{format_rate(run.bytes / seconds)} together; {run.slowdown:.2f} times one alone"
         ),
         measured=Quantity(value=run.slowdown, unit="times", statistic="ratio of medians", samples=samples, note=few_note(samples)),
-        expected=Expected(max=limit.warn_above, unit="times", source=policy.cite("rank_slowdown")),
+        expected=None if facts.few_cores else Expected(max=limit.warn_above, unit="times", source=policy.cite("rank_slowdown")),
         remedy=Remedy(
             text="The ranks share a path (one switch, one NIC, one copy engine, or the host's memory). Give each rank pair a link of its own, or expect this figure in the tax.",
             commands=("kvprobe topo",),
@@ -123,7 +123,7 @@ def slowest(facts: RanksFacts, policy: Policy) -> Iterable[Finding]:
         status=Status.WARN if far else Status.PASS,
         title=f"slowest of {len(run.ranks)} ranks: rank {worst.rank} ({worst.place}), {_ms(worst.together_seconds)}, {run.imbalance:.2f} times the median rank",
         measured=Quantity(value=run.imbalance, unit="times", statistic="ratio of medians", samples=len(worst.together_seconds)),
-        expected=Expected(max=limit.warn_above, unit="times", source=policy.cite("rank_imbalance")),
+        expected=None if facts.few_cores else Expected(max=limit.warn_above, unit="times", source=policy.cite("rank_imbalance")),
         remedy=Remedy(text=f"Look at that pair ({cause}); another assignment of GPUs to ranks may avoid it.", commands=("kvprobe topo",)) if far else None,
         notes=(facts.few_cores,) if facts.few_cores else (),
         where=worst.place if far else None,

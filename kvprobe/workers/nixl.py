@@ -19,6 +19,7 @@ from kvprobe.workers.nixl_agent import Side, ucx_version
 
 _PEER_SECONDS = 60.0
 _PROGRESS_SECONDS = 0.002
+_ALIVE_SECONDS = 10.0
 
 
 def run(worker: Worker) -> dict[str, Any]:
@@ -78,7 +79,7 @@ def _prefill(worker: Worker, link: Link) -> dict[str, Any]:
         message = _next(side, link)
         if "write" in message:
             order = message["write"]
-            samples = _samples(worker, side, "WRITE", order, order["prefill_ids"], order["decode_ids"])
+            samples = _samples(worker, side, "WRITE", order, order["prefill_ids"], order["decode_ids"], link)
             link.send({"written": samples})
         elif "stage" in message:
             link.send(
@@ -180,7 +181,7 @@ def _samples(
     step: dict[str, Any],
     mine: list[Any],
     theirs: list[Any],
-    link: Link | None = None,
+    link: Link,
 ) -> float:
     """One cold sample of this shape, then warm ones: as many as asked for, within the step's seconds.
 
@@ -188,7 +189,7 @@ def _samples(
     """
     shape = side.shapes[step["shape"]]
     requests = [(shape.indices(a), shape.indices(b)) for a, b in zip(mine, theirs, strict=True)]
-    started = time.perf_counter()
+    started = told = time.perf_counter()
     limit = min(step["max_seconds"], step["seconds_left"])
     count = 0
     sample: dict[str, Any] = {}
@@ -196,7 +197,7 @@ def _samples(
     while count < 1 + step["samples"]:
         with worker.limit(timeout + 5.0, f"{operation} {step['id']}"):
             staged: dict[str, float] = {}
-            if side.memory.staged and link is not None:
+            if side.memory.staged and operation == "READ":
                 link.send({"stage": theirs, "shape": step["shape"]})
                 staged["stage_out_seconds"] = sum(_expect(side, link, "staged"))
             sample = side.transfer(shape, operation, requests, timeout) | staged
@@ -204,6 +205,10 @@ def _samples(
                 sample["stage_in_seconds"] = sum(side.stage(shape, ids, to_host=False) for ids in mine)
         worker.emit("sample", step=step["id"], cold=count == 0, **sample)
         count += 1
+        if time.perf_counter() - told > _ALIVE_SECONDS:
+            # A long series is no silence: the other side waits for the next message only so long.
+            link.send({"alive": True})
+            told = time.perf_counter()
         if count >= 1 + step.get("min_samples", 1) and time.perf_counter() - started > limit:
             break
     return float(
@@ -224,7 +229,10 @@ def _next(side: Side, link: Link) -> dict[str, Any]:
     while time.perf_counter() < ends_at:
         readable, _, _ = select.select([link.sock], [], [], _PROGRESS_SECONDS)
         if readable:
-            return link.receive(_PEER_SECONDS)
+            message = link.receive(_PEER_SECONDS)
+            if "alive" not in message:
+                return message
+            ends_at = time.perf_counter() + _PEER_SECONDS
         side.progress()
     raise PeerGone(f"The peer process was silent for {_PEER_SECONDS:.0f} s.")
 

@@ -63,6 +63,10 @@ class Shape:
 
         parts, base = [], 0
         for group, blocks in zip(self.groups, ids, strict=True):
+            if blocks and not 0 <= min(blocks) <= max(blocks) < group.pool_blocks:
+                raise WorkerFailure(
+                    f"Block ids {min(blocks)} to {max(blocks)} reach outside a pool of {group.pool_blocks}."
+                )
             starts: Any = base + np.arange(group.regions, dtype=np.int32)[:, None] * group.pool_blocks
             parts.append((starts + np.asarray(blocks, dtype=np.int32)[None, :]).ravel())
             base += group.regions * group.pool_blocks

@@ -52,7 +52,7 @@ def test_one_pair_too_large_for_its_gpus() -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"decode_gpu": 1}, "both sides"), ({"op": "write"}, "READ"), ({"in_flight": (2,)}, "one request"), ({"model": None}, "--model")],
+    [({"decode_gpu": 1}, "both sides"), ({"op": "write"}, "READ"), ({"in_flight": (2,)}, "one request"), ({"model": None}, "--model"), ({"regions": 3}, "from --model"), ({"visible": "both"}, "one process"), ({"diagnose": True}, "--diagnose")],
 )  # fmt: skip
 def test_impossible_requests(change: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
