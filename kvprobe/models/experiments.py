@@ -95,7 +95,7 @@ def suspects(
         add("a process per side", "cause", "both agents in one process: cuda_ipc refuses its own process", ["run prefill and decode as separate processes"], processes=2)  # fmt: skip
     if setup.memory == "vram":
         other = "both" if setup.visibility == "one" else "one"
-        add(f"{other} GPUs visible per process" if other == "both" else "one GPU visible per process", "cause", f"the GPU visibility of the processes ({setup.visibility})", ["CUDA_VISIBLE_DEVICES=0,1" if other == "both" else "CUDA_VISIBLE_DEVICES=<one>"], visibility=other)  # fmt: skip
+        add(f"{other} GPUs visible per process" if other == "both" else "one GPU visible per process", "cause", f"the GPU visibility of the processes ({setup.visibility})", _visible(setup, other), visibility=other)  # fmt: skip
         if not effective.get("UCX_CUDA_IPC_ENABLE_GET_ZCOPY") and operation == "READ":
             add("UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on", "cause", "UCX switches READ over cuda_ipc off where NVML shows no complete NVLink set (vllm#52607)", ["export UCX_CUDA_IPC_ENABLE_GET_ZCOPY=on"], env={**setup.env, "UCX_CUDA_IPC_ENABLE_GET_ZCOPY": "on"})  # fmt: skip
     pushed = "WRITE" if operation == "READ" else "READ"
@@ -107,6 +107,17 @@ def suspects(
             add("kv_buffer_device=cpu", "remedy", "a host buffer on both sides goes round the GPU path", ['"kv_buffer_device": "cpu"'], kv_buffer_device="cpu")  # fmt: skip
     add("8 NIXL threads", "remedy", "posting descriptors is bound by NIXL's threads", ['"kv_connector_extra_config": {"num_threads": 8}'], backend={"num_threads": "8"})  # fmt: skip
     return tuple(found)
+
+
+def _visible(setup: Setup, visibility: str) -> list[str]:
+    """vLLM takes the first visible GPU, so each side lists its own first."""
+    own, other = setup.prefill_gpu, setup.decode_gpu
+    if visibility == "one":
+        return [f"prefill: export CUDA_VISIBLE_DEVICES={own}", f"decode: export CUDA_VISIBLE_DEVICES={other}"]
+    return [
+        f"prefill: export CUDA_VISIBLE_DEVICES={own},{other}",
+        f"decode: export CUDA_VISIBLE_DEVICES={other},{own}",
+    ]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):

@@ -128,6 +128,7 @@ def flags(candidate: Candidate, operation: str = "READ") -> list[str]:
     if threads and threads != "4":
         extra["num_threads"] = int(threads)
     found += [f"export {k}={v}" if v is not None else f"unset {k}" for k, v in setup.env.items()]
+    found += [line for line in candidate.way.settings if "CUDA_VISIBLE_DEVICES" in line]
     for flag in candidate.cut.flags:
         if flag.startswith('"kv_connector_extra_config"'):
             extra["enable_cross_layers_blocks"] = "True"
