@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 
@@ -16,15 +15,10 @@ from kvprobe.probes.ranks import RanksJob, measure
 from kvprobe.processes import Event
 from kvprobe.system import System
 from kvprobe.workers.memory import DramMemory, Piece
+from tests.needs import NIXL
 from tests.two_node_runs import finding, kvprobe
 
-pytestmark = [
-    pytest.mark.nixl,
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(n) for n in ("nixl_cu12", "nixl_cu13", "nixl")),
-        reason="no NIXL wheel for this platform",
-    ),
-]
+pytestmark = NIXL
 DRAM = Setup(memory="dram", progress_thread=False)
 
 

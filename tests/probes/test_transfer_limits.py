@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import resource
 import shutil
 import subprocess
@@ -13,15 +12,9 @@ import pytest
 from kvprobe.workers.base import WorkerFailure
 from kvprobe.workers.limits import locked_memory_hint
 from kvprobe.workers.nixl_agent import Side
+from tests.needs import NIXL
 from tests.two_node_runs import SMALL, finding, kvprobe
 
-nixl = [
-    pytest.mark.nixl,
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(n) for n in ("nixl_cu12", "nixl_cu13", "nixl")),
-        reason="no NIXL wheel for this platform",
-    ),
-]
 FULL = 'mount -t tmpfs -o size=64k none /dev/shm && { head -c 60000 /dev/zero > /dev/shm/full; exec "$@"; }'
 
 
@@ -38,7 +31,7 @@ def full_shm() -> tuple[str, ...]:
 
 
 class TestSharedMemory:
-    pytestmark = nixl
+    pytestmark = NIXL
 
     def test_full_and_nothing_else_to_go_by(self, full_shm: tuple[str, ...]) -> None:
         with kvprobe(*SMALL, "--env", "UCX_TLS=posix", prefix=full_shm) as running:
@@ -59,7 +52,7 @@ class TestSharedMemory:
 
 
 class TestLockedMemory:
-    pytestmark = nixl
+    pytestmark = NIXL
 
     def test_without_rdma_it_takes_nothing_away(self) -> None:
         if shutil.which("prlimit") is None:
@@ -74,7 +67,7 @@ class TestLockedMemory:
 
 
 class TestPlugins:
-    pytestmark = nixl
+    pytestmark = NIXL
 
     def test_none_at_all(self) -> None:
         with kvprobe(*SMALL, NIXL_PLUGIN_DIR="/nonexistent") as running:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
@@ -14,15 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.needs import NIXL
 from tests.two_node_runs import LONG, SMALL, TOKEN, finding, kvprobe, listening
 
-pytestmark = [
-    pytest.mark.nixl,
-    pytest.mark.skipif(
-        not any(importlib.util.find_spec(n) for n in ("nixl_cu12", "nixl_cu13", "nixl")),
-        reason="no NIXL wheel for this platform",
-    ),
-]
+pytestmark = NIXL
 
 
 def test_over_loopback_with_strangers_in_between(tmp_path: Path) -> None:
