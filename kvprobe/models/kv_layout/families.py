@@ -151,6 +151,9 @@ WRAPPERS: dict[str, str | None] = {
     "Glm4vMoeForConditionalGeneration": "Glm4MoeForCausalLM",
     "GlmAsrForConditionalGeneration": "LlamaForCausalLM",
     "Phi3VForCausalLM": "LlamaForCausalLM",
+    "Idefics3ForConditionalGeneration": "LlamaForCausalLM",
+    "SmolVLMForConditionalGeneration": "LlamaForCausalLM",
+    "AriaForConditionalGeneration": "LlamaForCausalLM",
     "Phi4MMForCausalLM": "Phi3ForCausalLM",
     "KananaVForConditionalGeneration": "LlamaForCausalLM",
     "Exaone4_5_ForConditionalGeneration": "Exaone4ForCausalLM",
@@ -163,11 +166,11 @@ WRAPPERS: dict[str, str | None] = {
         """Mistral3ForConditionalGeneration LlavaForConditionalGeneration LlavaNextForConditionalGeneration
         LlavaNextVideoForConditionalGeneration LlavaOnevisionForConditionalGeneration InternVLChatModel H2OVLChatModel
         NVLM_D SkyworkR1VChatModel InternS1ForConditionalGeneration InternVLForConditionalGeneration
-        Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration PaliGemmaForConditionalGeneration
+        PaliGemmaForConditionalGeneration
         PixtralForConditionalGeneration VoxtralForConditionalGeneration Cohere2VisionForConditionalGeneration
         Lfm2VlForConditionalGeneration GraniteSpeechForConditionalGeneration DeepseekVLV2ForCausalLM
         DeepseekOCRForCausalLM LightOnOCRForConditionalGeneration Eagle2_5_VLForConditionalGeneration
-        Llama_Nemotron_Nano_VL AriaForConditionalGeneration Blip2ForConditionalGeneration
+        Llama_Nemotron_Nano_VL Blip2ForConditionalGeneration
         NemotronH_Nano_VL_V2 Ovis Ovis2_5"""
     ),
 }

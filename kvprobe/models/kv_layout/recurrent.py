@@ -123,7 +123,8 @@ def kda(context: Context, layers: Layers) -> LayerGroup:
 
 def short_conv(context: Context, layers: Layers) -> LayerGroup:
     """LFM2's short convolution: no state part."""
-    channels = context.split(context.fields.count("conv_dim", "hidden_size"), "convolution channels")
+    key = "hidden_size" if context.architecture == "Lfm2MoeForCausalLM" else "conv_dim"
+    channels = context.split(context.fields.count(key), "convolution channels")
     taps = context.fields.count("conv_L_cache") - 1
     context.refuse_transfer = (
         "NixlConnector moves the states of Mamba-1, Mamba-2 and delta nets, not of short convolutions.",
