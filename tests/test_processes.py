@@ -127,6 +127,21 @@ def test_a_connected_socket_is_a_link_and_leaves_with_the_worker(worker: str) ->
     ours.close()
 
 
+@pytest.mark.parametrize(
+    ("sent", "says"),
+    [(b"\xff\xff\xff\xff", "announced a message of 4,294,967,295 bytes"), (b"\0\0\0\3{x}", "not a message"), (b"", "closed")],
+)  # fmt: skip
+def test_garbage_on_a_link_is_told(worker: str, sent: bytes, says: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        ours.sendall(sent)
+        ours.shutdown(socket.SHUT_WR)
+        (outcome,) = run_workers(
+            [job(worker, "listen", links=("peer",))], deadline_seconds=20, sockets={"peer": theirs}
+        )
+    assert says in (outcome.error or "")
+
+
 def test_workers_die_with_a_killed_parent(worker: str) -> None:
     code = (
         "import sys; from kvprobe.processes import *;"

@@ -40,8 +40,10 @@ def listen(door: Door, params: dict[str, Any]) -> Draft:
         at=mine.at, facts=found,
     )  # fmt: skip
     findings: list[Finding] = []
-    for served in found.sessions:
-        findings += run_rules(RULES, _facts(mine.facts, served, found.turned_away), door.policy)
+    for number, served in enumerate(found.sessions, 1):
+        told = run_rules(RULES, _facts(mine.facts, served, found.turned_away), door.policy)
+        where = f"session {number}, {served.remote.peer_hostname}" if len(found.sessions) > 1 else None
+        findings += [msgspec.structs.replace(f, where=where) for f in told]
     nobody = found.failure or (None if found.sessions else _nobody(wait, found.turned_away))
     if nobody is not None:
         facts = TwoNodeFacts(role="listen", mine=mine.facts, failure=nobody, turned_away=found.turned_away, evidence=("two-nodes",))  # fmt: skip

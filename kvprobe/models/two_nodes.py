@@ -81,8 +81,9 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def bytes(self) -> int:
-        """What this phase makes a side allocate."""
-        return sum(s.regions * s.bytes for s in self.sets) + max(self.sizes, default=0)
+        """What this phase makes a side allocate; a stream passes through a small buffer."""
+        piece = max(self.sizes, default=0) if self.kind == "ucx" else 0
+        return sum(s.regions * s.bytes for s in self.sets) + piece
 
 
 def refusal(phase: Phase, limit_bytes: int) -> str | None:

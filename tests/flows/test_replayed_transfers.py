@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.two_node_runs import finding, kvprobe
 
@@ -31,3 +36,15 @@ def test_ranks() -> None:
     assert {(r["bytes"], r["descriptors"]) for r in result["ranks"]} == {(28 * 2**20, 28 * 128)}
     assert result["together_bytes_per_second"] == 4 * 28 * 2**20 / result["whole_median_seconds"]
     assert any("6 processes on 2 cores" in note for note in finding(report, "KVP242")["notes"])
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+@pytest.mark.parametrize("scenario", ["two-namespaces-tcp", "ranks-tp2-tp4-dram"])
+def test_no_line_is_wider_than_the_terminal(scenario: str, width: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvprobe", "transfer", "--replay", str(SCENARIOS / scenario)],
+        capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": width},
+    )  # fmt: skip
+    assert done.returncode == 0 and "ladder between the nodes" in done.stdout or "decode rank" in done.stdout
+    # The first two lines hold the model's name and the path of the recording, however long.
+    assert [line for line in done.stdout.splitlines()[2:] if len(line) > int(width)] == []
