@@ -101,7 +101,7 @@ def contiguous(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         if status is Status.PASS
         else Remedy(
             text="NIXL loses against a plain copy before descriptors matter: look at the transport (KVP204), UCX_TLS and NIXL's threads.",
-            commands=("kvprobe transfer --diagnose",),
+            commands=("kvprobe transfer --model MODEL --diagnose",),
         ),  # fmt: skip
         evidence=facts.evidence,
     )
@@ -209,7 +209,10 @@ def transport(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
         if facts.diagnosed
         else Remedy(
             text="Find what keeps the fast path away; kvprobe runs the short list of suspects by experiment.",
-            commands=("kvprobe transfer --diagnose", "env | grep -E 'UCX_|PYTORCH_.*ALLOC_CONF'"),
+            commands=(
+                "kvprobe transfer --model MODEL --diagnose",
+                "env | grep -E 'UCX_|PYTORCH_.*ALLOC_CONF'",
+            ),
         ),
         notes=(f"known ways into it: {causes}",),
         evidence=facts.evidence,

@@ -68,7 +68,7 @@ def coverage(facts: TuneFacts, policy: Policy) -> Iterable[Finding]:
         title=f"{len(facts.candidates)} combinations measured"
         + (f", {len(missing)} ways not" if missing else ""),
         notes=tuple(missing),
-        remedy=Remedy(text="Give it more time.", commands=("kvprobe tune --budget 5min",))
+        remedy=Remedy(text="Give it more time.", commands=("kvprobe tune --model MODEL --budget 5min",))
         if facts.left_out
         else None,
     )
