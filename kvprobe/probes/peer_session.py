@@ -24,6 +24,7 @@ _BETWEEN_SECONDS = 120.0
 _LINK_SECONDS = 15.0
 _SILENCE_SECONDS = 6.0
 _SETUP_SECONDS = 60.0
+_MOST_REQUESTS = 16
 _MODULES = {
     "stream": "kvprobe.workers.stream",
     "ucx": "kvprobe.workers.ucx",
@@ -97,8 +98,13 @@ class _Session:
         try:
             remote = msgspec.convert(self._wire.receive(_BEGIN_SECONDS).get("node"), NodeFacts)
             self._wire.send({"node": msgspec.to_builtins(mine)})
-            while summary is None:
-                summary = self._turn()
+            for _ in range(_MOST_REQUESTS):
+                if summary is None:
+                    summary = self._turn()
+            if summary is None:
+                raise PeerError(
+                    "refused", f"{self._wire.who} asked for more than {_MOST_REQUESTS} measurements."
+                )
         except PeerError as error:
             failure = Failure(code=error.code, reason=error.reason, remedy=error.remedy)
         except msgspec.ValidationError as error:

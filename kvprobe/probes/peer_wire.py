@@ -58,6 +58,11 @@ def show_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def plain(value: object, most: int = 500) -> str:
+    """What a peer sent, fit for a terminal: no control characters, not endless."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:most])
+
+
 class Wire:
     """A connected socket that carries messages."""
 
@@ -172,7 +177,7 @@ class Wire:
         if hello.get("protocol") != PROTOCOL:
             raise PeerError(
                 "protocol_mismatch",
-                f"{self.who} speaks two-node protocol {str(hello.get('protocol'))[:20]} (kvprobe {str(hello.get('version'))[:40]}), "
+                f"{self.who} speaks two-node protocol {plain(hello.get('protocol'), 20)} (kvprobe {plain(hello.get('version'), 40)}), "
                 f"this side {PROTOCOL} (kvprobe {__version__}).",
                 "Install the same kvprobe on both nodes.",
             )
@@ -207,4 +212,4 @@ def _refused(who: str, answer: dict[str, Any]) -> PeerError:
         return PeerError(code, f"{who} refused the token.", "Set the same KVPROBE_TOKEN (or --token-file) on both nodes.")  # fmt: skip
     if code == "busy":
         return PeerError(code, f"{who} is measuring with another node.", "Try again when it is done.")
-    return PeerError("refused", f"{who} refused: {str(answer.get('reason', code))[:500]}.", str(answer.get("remedy", ""))[:500])  # fmt: skip
+    return PeerError("refused", f"{who} refused: {plain(answer.get('reason', code))}.", plain(answer.get("remedy", "")))  # fmt: skip

@@ -10,7 +10,7 @@ import msgspec
 
 from kvprobe import processes
 from kvprobe.models.two_nodes import Failure, NodeFacts, Phase, Summary
-from kvprobe.probes.peer_wire import PeerError, Wire, show_address
+from kvprobe.probes.peer_wire import PeerError, Wire, plain, show_address
 from kvprobe.processes import Event, WorkerJob, WorkerOutcome
 from kvprobe.system import System
 
@@ -117,7 +117,7 @@ class _Talk:
         wire.send({"phase": msgspec.to_builtins(ask.phase)})
         answer = wire.receive(_ANSWER_SECONDS)
         if answer.get("refused"):
-            self.refused[kind] = str(answer.get("reason", "no reason given"))[:500]
+            self.refused[kind] = plain(answer.get("reason", "no reason given"))
             return
         ticket = str(answer.get("ticket", ""))
         link = _dial(self.address, self.token, ticket=ticket)
@@ -154,9 +154,7 @@ def _answer(wire: Wire, key: str, seconds: float) -> Any:
             raise PeerError(
                 "busy", f"{wire.who} is measuring with another node.", "Try again when it is done."
             )
-        raise PeerError(
-            "refused", f"{wire.who} refused: {str(message.get('reason', message['refused']))[:500]}."
-        )
+        raise PeerError("refused", f"{wire.who} refused: {plain(message.get('reason', message['refused']))}.")
     if key not in message:
         raise PeerError("not_kvprobe", f"{wire.who} answered something else than {key!r}.")
     return message[key]

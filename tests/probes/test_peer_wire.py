@@ -121,10 +121,10 @@ def test_a_listener_that_plays_our_own_proof_back_is_found_out() -> None:
 def test_another_protocol_is_named_by_both_sides(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     def newer(sock: socket.socket) -> None:
         frame(sock)
-        put(sock, {"name": "kvprobe two nodes", "protocol": 7, "version": "9.9", "nonce": "00"})
+        put(sock, {"name": "kvprobe two nodes", "protocol": 7, "version": "9.9\x1b[2J", "nonce": "00"})
 
     wire = served_by(newer)
-    with pytest.raises(PeerError, match=r"protocol 7 \(kvprobe 9.9\)") as caught:
+    with pytest.raises(PeerError, match=r"protocol 7 \(kvprobe 9.9\?\[2J\)") as caught:
         wire.greet(TOKEN, 5)
     assert caught.value.code == "protocol_mismatch" and "same kvprobe" in caught.value.remedy
     wire.close()
