@@ -84,9 +84,9 @@ _ASCII = str.maketrans({
 def _draw(console: Console, report: Report, look: Look) -> None:
     console.print(Text(_headline(report), style="bold"))
     if report.run.replayed_from:
-        console.print(
-            Text(f"replayed from {report.run.replayed_from}, recorded {report.run.started_at}", style="dim")
-        )
+        told = f"replayed from {report.run.replayed_from}, recorded {report.run.started_at}"
+        for line in textwrap.wrap(told, console.width, **_WHOLE_WORDS):
+            console.print(Text(line, style="dim"))
     drawn = blocks(report, look)
     for block in (b for b in drawn if not b.below):
         _block(console, block)

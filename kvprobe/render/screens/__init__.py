@@ -7,6 +7,7 @@ import importlib.util
 from dataclasses import dataclass
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
@@ -20,6 +21,25 @@ class Block:
     title: str
     body: tuple[RenderableType, ...]
     below: bool = False
+
+
+def sentences(*lines: Text) -> Table:
+    """Lines of prose, broken at words: the console itself leaves long lines to the terminal."""
+    table = Table(box=None, padding=0, show_header=False, pad_edge=False)
+    table.add_column(overflow="fold")
+    for line in lines:
+        table.add_row(line)
+    return table
+
+
+def labelled(*rows: tuple[str, str], style: str = "") -> Table:
+    """``label  text`` lines; a long text goes on under itself."""
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True, min_width=8)
+    table.add_column(overflow="fold")
+    for label, text in rows:
+        table.add_row(Text(label, style=style), Text(text, style=style))
+    return table
 
 
 def blocks(report: Report, look: Look) -> list[Block]:

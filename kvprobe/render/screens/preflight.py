@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, labelled, sentences
 from kvprobe.report import Report
 from kvprobe.units import format_bytes, format_rate, format_seconds
 
@@ -42,20 +42,17 @@ def _path(result: dict[str, Any]) -> str:
 def _model(report: Report) -> tuple[RenderableType, ...]:
     kv = report.result.get("kv") or {}
     each = (kv.get("bytes_per_token") or {}).get("per_rank")
-    lines = [Text(f"config    {report.subject.get('model_source')}")]
+    lines = [("config", str(report.subject.get("model_source")))]
     if each is not None:
         tp = report.subject.get("tp") or 1
         rank = f" per rank (TP {tp})" if tp > 1 else ""
-        lines.append(
-            Text(
-                f"KV cache  {each:,} B/token{rank}, {kv.get('kv_cache_dtype')}, blocks of {kv.get('block_size_tokens')} tokens"
-            )
-        )
-    lines += [
-        Text(f"assumed   {item.get('what')}: {item.get('value')} ({item.get('why')})", style="dim")
+        told = f"{each:,} B/token{rank}, {kv.get('kv_cache_dtype')}, blocks of {kv.get('block_size_tokens')} tokens"
+        lines.append(("KV cache", told))
+    assumed = [
+        ("assumed", f"{item.get('what')}: {item.get('value')} ({item.get('why')})")
         for item in kv.get("assumptions") or []
     ]
-    return tuple(lines)
+    return labelled(*lines), *([labelled(*assumed, style="dim")] if assumed else [])
 
 
 def _ladder_title(result: dict[str, Any]) -> str:
@@ -123,8 +120,10 @@ def _largest(result: dict[str, Any]) -> tuple[RenderableType, ...]:
     if not top:
         return ()
     return (
-        Text(
-            f"largest loss: rung {top['rung']} over rung {top['below']}, {format_seconds(top['seconds'])} ({top['means']})"
+        sentences(
+            Text(
+                f"largest loss: rung {top['rung']} over rung {top['below']}, {format_seconds(top['seconds'])} ({top['means']})"
+            )
         ),
     )
 
@@ -176,4 +175,4 @@ def _tax_notes(rows: list[dict[str, Any]]) -> tuple[RenderableType, ...]:
                 style="dim",
             )
         )
-    return tuple(lines)
+    return (sentences(*lines),)
