@@ -47,6 +47,7 @@ class Lengths(click.ParamType):  # type: ignore[type-arg]  # generic only since 
 @click.option("--kv-buffer-device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True, help="As in the servers' kv_transfer_config.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="The served model name (default: the one they list).")
 @click.option("--api", type=click.Choice(["completions", "generate"]), default="completions", show_default=True, help="generate: for servers with --tokens-only.")  # fmt: skip
+@click.option("--settle/--no-settle", default=True, show_default=True, help="Short streams first, so that decode's free KV blocks lie mixed as traffic leaves them; then warm up twice.")  # fmt: skip
 @click.option("--allow-busy", is_flag=True, help="Measure servers that already have requests in flight.")
 @click.option("--api-key-env", metavar="NAME", help="Environment variable with the bearer token; its value is never recorded.")  # fmt: skip
 @click.option("--ca-file", metavar="FILE", help="Certificates to trust for https.")

@@ -12,11 +12,18 @@ from kvprobe.flows.live_predict import predictions, read_report
 from kvprobe.flows.live_request import LiveRequest, check
 from kvprobe.flows.live_result import evidence, facts_of, result, subject
 from kvprobe.flows.live_session import Session
+from kvprobe.flows.live_settle import settle_phase
 from kvprobe.rules import live as hand_over
-from kvprobe.rules import live_outcome, live_paths, live_tax
+from kvprobe.rules import live_outcome, live_paths, live_prediction, live_tax
 from kvprobe.rules.base import run_rules
 
-_RULES = (*hand_over.RULES, *live_outcome.RULES, *live_tax.RULES, *live_paths.RULES)
+_RULES = (
+    *hand_over.RULES,
+    *live_outcome.RULES,
+    *live_tax.RULES,
+    *live_prediction.RULES,
+    *live_paths.RULES,
+)
 
 
 def live(door: Door, params: dict[str, Any]) -> Draft:
@@ -28,6 +35,7 @@ def live(door: Door, params: dict[str, Any]) -> Draft:
     try:
         session.identify()
         session.first_contact()
+        settle_phase(session)
         session.measure()
         proxy_phase(session)
         turns_phase(session)

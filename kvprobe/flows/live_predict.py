@@ -30,13 +30,23 @@ def read_report(system: System, path: str) -> Report:
     return report
 
 
+def planned_descriptors(report: Report | None) -> dict[int, float]:
+    """Pieces of a scattered transfer by prompt length, as the report counted them."""
+    rows = report.result["tax"] if report else []
+    return {
+        r["prompt_tokens"]: float(n)
+        for r in rows
+        if isinstance(n := r.get("descriptors"), int | float) and n > 0
+    }
+
+
 def predictions(session: Session, report: Report | None) -> tuple[Prediction, ...]:
     """One row a measured prompt length that was predicted."""
     rows = {r["prompt_tokens"]: r for r in (report.result["tax"] if report else [])}
     version = next((s.version for s in session.servers if s.role == "decode"), None)
     found = []
     for length in session.lengths:
-        moved = length.transfer
+        moved, seconds = length.transfer, length.transfer_seconds
         predicted_transfer = None
         if report is not None:
             row = rows.get(length.prompt_tokens)
@@ -44,10 +54,10 @@ def predictions(session: Session, report: Report | None) -> tuple[Prediction, ..
                 continue
             predicted, predicted_transfer = float(row["p50_seconds"]), row.get("transfer_seconds")
             source = f"{report.run.command} report of {report.run.started_at or 'an unknown time'}"
-        elif moved is not None:
+        elif moved is not None and seconds is not None:
             estimate = tax(
                 length.prompt_tokens,
-                moved.xfer_seconds,
+                seconds,
                 vllm_version=version,
                 bytes=round(moved.bytes or 0),
                 kv_buffer_device=session.request.kv_buffer_device,
@@ -66,9 +76,12 @@ def predictions(session: Session, report: Report | None) -> tuple[Prediction, ..
                 measured_seconds=length.tax.median,
                 tolerance_seconds=tolerance(length.tax.median),
                 predicted_transfer_seconds=predicted_transfer,
-                measured_transfer_seconds=moved.xfer_seconds if moved else None,
+                measured_transfer_seconds=seconds,
                 source=source,
                 asked=report is not None,
+                interval=length.tax_interval,
+                planned_descriptors=planned_descriptors(report).get(length.prompt_tokens),
+                seen_descriptors=moved.descriptors if moved else None,
             )
         )
     return tuple(found)

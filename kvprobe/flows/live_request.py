@@ -28,6 +28,8 @@ class LiveRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     api: str = "completions"
     allow_busy: bool = False
+    settle: bool = False
+    """Mix decode's blocks, warm up twice, read the counters after every pair; recordings from before have none."""
     report: str | None = None
     kv_buffer_device: str = "cuda"
     ttft_slo: float | None = None

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
+from kvprobe.flows.live_predict import planned_descriptors
 from kvprobe.flows.live_session import Session
 from kvprobe.models.ladder import Rung, describe
 from kvprobe.models.paired import LengthResult
@@ -49,6 +50,7 @@ def facts_of(session: Session, predicted: tuple[Prediction, ...], report: Report
         hops=tuple(session.hops),
         turns=session.turns,
         predictions=predicted,
+        planned=planned_descriptors(report),
         rung4={r["prompt_tokens"]: r["transfer_seconds"] for r in rows if r.get("transfer_seconds")},
     )
 
@@ -117,9 +119,11 @@ def ladder(lengths: list[LengthResult], report: Report | None) -> list[dict[str,
         number=5,
         status="measured" if moved else "unknown",
         bytes=round(moved.bytes) if moved and moved.bytes else None,
-        seconds=moved.xfer_seconds if moved else None,
-        statistic="mean",
-        note=f"decode /metrics, n={moved.transfers}" if moved else "no transfer in decode /metrics",
+        seconds=one.transfer_seconds,
+        statistic="median" if one.xfer else "mean",
+        note=f"decode /metrics, n={one.xfer.samples if one.xfer else moved.transfers}"
+        if moved
+        else "no transfer in decode /metrics",
     )
     user = Rung(
         number=6,
@@ -137,8 +141,8 @@ def ladder(lengths: list[LengthResult], report: Report | None) -> list[dict[str,
         ]
     upper = describe([engine, user])
     last = next((r.get("seconds") for r in reversed(below) if r.get("seconds")), None)
-    if last and moved:
-        upper[0] |= {"loss_seconds": moved.xfer_seconds - last, "loss_ratio": moved.xfer_seconds / last}
+    if last and engine.seconds:
+        upper[0] |= {"loss_seconds": engine.seconds - last, "loss_ratio": engine.seconds / last}
     return [*below, *upper]
 
 
@@ -192,7 +196,11 @@ def _hop_medians(hops: list[FourHops]) -> list[dict[str, Any]]:
 
 
 def _length(one: LengthResult) -> dict[str, Any]:
-    return {**msgspec.to_builtins(one), "beside_transfer_seconds": one.beside_transfer_seconds}
+    return {
+        **msgspec.to_builtins(one),
+        "transfer_seconds": one.transfer_seconds,
+        "beside_transfer_seconds": one.beside_transfer_seconds,
+    }
 
 
 def _fetch(facts: LiveFacts) -> dict[str, Any] | None:

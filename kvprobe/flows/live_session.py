@@ -6,6 +6,8 @@ import random
 import secrets
 from collections import Counter
 
+import msgspec
+
 from kvprobe.errors import UsageError
 from kvprobe.flows import Door
 from kvprobe.flows.live_request import LiveRequest
@@ -139,7 +141,8 @@ class Session:
         self.step(2, "first contact: handshake, kv_transfer_params, does decode fetch, is the output equal")
         tokens = self.prompt_tokens[0]
         before = self.counters("before first contact")
-        self.cold = self.pd("first contact", tokens, ids=True)
+        ask = self.ask("first contact", tokens)
+        self.cold = self.note(pd_request(self.ends, ask, self.request.output_tokens, ids=True))
         self.params = self.cold.params
         handed = 1 if self.cold.failure is None else 0
         if self.params is not None and self.params.host and self.params.port:
@@ -161,15 +164,18 @@ class Session:
             self.stop("decode does not fetch, so there is no P/D tax to measure")
 
     def measure(self) -> None:
-        """The pairs: a warm-up of every length tells how long the rest takes, then N pairs a length."""
+        """The pairs: warm-ups of every length tell how long the rest takes, then N pairs a length."""
         if self.stopped:
             return
-        self.step(3, "warming up every prompt length once")
         seconds = 0.0
-        for tokens in self.prompt_tokens:
-            began = self._clock(f"warm-up {tokens} begin")
-            self.pair("warm-up", tokens, pd_first=True)
-            seconds += self._clock(f"warm-up {tokens} end") - began
+        # The first transfer of a length is slow; so is the first whose blocks are scattered (samples/ttft).
+        for label in ("warm-up", "warm-up 2") if self.request.settle else ("warm-up",):
+            self.step(3, f"warming up every prompt length: {label}")
+            seconds = 0.0
+            for tokens in self.prompt_tokens:
+                began = self._clock(f"{label} {tokens} begin")
+                self.pair(label, tokens, pd_first=True)
+                seconds += self._clock(f"{label} {tokens} end") - began
         pairs = len(self.prompt_tokens) * self.request.requests
         self.step(4, f"{pairs} pairs of requests, about {format_seconds(seconds * self.request.requests)}")
         handed, alone = 0, 0
@@ -177,7 +183,7 @@ class Session:
         first = self.counters("before pairs")
         for tokens in self.prompt_tokens:
             before = self.counters(f"before {tokens}")
-            found, failed = self._length(tokens)
+            found, failed = self._length(tokens, before)
             transfer = transfer_of(minus(self.counters(f"after {tokens}"), before))
             self.pairs += found
             handed += tokens * len(found)
@@ -198,7 +204,7 @@ class Session:
             cache_hit_tokens=plus(all_seen.local_cache_hit, prefill_seen.local_cache_hit),
         )
 
-    def _length(self, tokens: int) -> tuple[list[Pair], int]:
+    def _length(self, tokens: int, seen: Counters) -> tuple[list[Pair], int]:
         found: list[Pair] = []
         failed = 0
         for k in range(self.request.requests):
@@ -210,6 +216,9 @@ class Session:
             except KeyboardInterrupt:
                 self.interrupt()
                 break
+            if self.request.settle:
+                now = self.counters(f"after pair {k} {tokens}")
+                pair, seen = _with_transfer(pair, minus(now, seen)), now
             if pair is None:
                 failed += 1
             else:
@@ -242,9 +251,6 @@ class Session:
             same_output=pd.output == alone.output if pd.output and alone.output else None,
         )
 
-    def pd(self, label: str, tokens: int, *, ids: bool = False) -> Timed:
-        return self.note(pd_request(self.ends, self.ask(label, tokens), self.request.output_tokens, ids=ids))
-
     def ask(self, label: str, tokens: int) -> Ask:
         return make_ask(self.seed, label, tokens, self.model, self.request.api)
 
@@ -256,10 +262,10 @@ class Session:
         self.outcomes[way] += 1
         return one
 
-    def note_failure(self, role: str, way: str, failure: Explained) -> None:
+    def note_failure(self, role: str, way: str, failure: Explained, count: int = 1) -> None:
         key = (role, way, failure.code)
-        kept, count = self.failures.get(key, (failure, 0))
-        self.failures[key] = (kept, count + 1)
+        kept, before = self.failures.get(key, (failure, 0))
+        self.failures[key] = (kept, before + count)
 
     def counters(self, label: str, role: str = "decode") -> Counters:
         return totals(read_metrics(self.ends, role, label))
@@ -271,6 +277,13 @@ class Session:
 
     def _clock(self, label: str) -> float:
         return float(self.door.system.observe("run_clock", label, self.ends.now))
+
+
+def _with_transfer(pair: Pair | None, seen: Counters) -> Pair | None:
+    """The pair with its own transfer, where the counters moved by exactly one."""
+    if pair is None or seen.transfers != 1:
+        return pair
+    return msgspec.structs.replace(pair, transfer_seconds=seen.xfer_seconds, descriptors=seen.descriptors)
 
 
 def fetch_of(requests: int, tokens: int, alone: int, seen: Counters) -> Fetch:

@@ -28,6 +28,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Which way of the pair went first; drawn at random."""
     same_output: bool | None = None
     """Greedy output equal both ways; None if one of them has none."""
+    transfer_seconds: float | None = None
+    """What decode's counters grew by over this pair alone; None: not asked, or not one transfer."""
+    descriptors: float | None = None
 
     @property
     def tax(self) -> float:
@@ -64,10 +67,25 @@ class LengthResult(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     taxes: tuple[float, ...] = ()
     """All samples, in the order measured."""
+    xfer: Summary | None = None
+    """The engine's transfer request by request; None where the counters were read once a length only."""
+    beside: Summary | None = None
+    """Tax less transfer, pair by pair."""
+    descriptors: tuple[float, ...] = ()
+    """Of each transfer, in the order measured."""
+
+    @property
+    def transfer_seconds(self) -> float | None:
+        """The usual transfer: the median of the requests, else the mean that the counters give."""
+        if self.xfer is not None:
+            return self.xfer.median
+        return None if self.transfer is None else self.transfer.xfer_seconds
 
     @property
     def beside_transfer_seconds(self) -> float | None:
         """Tax less the engine's transfer: hop, scheduling, polling, step."""
+        if self.beside is not None:
+            return self.beside.median
         return None if self.transfer is None else self.tax.median - self.transfer.xfer_seconds
 
 
@@ -77,6 +95,7 @@ def summarize_length(
     """Statistics of one prompt length. Raises ValueError without a pair."""
     taxes = [p.tax for p in pairs]
     compared = [p.same_output for p in pairs if p.same_output is not None]
+    moved = [(p.transfer_seconds, p.tax) for p in pairs if p.transfer_seconds is not None]
     return LengthResult(
         prompt_tokens=prompt_tokens,
         pairs=len(pairs),
@@ -94,6 +113,9 @@ def summarize_length(
         compared_output=len(compared),
         failed=failed,
         taxes=tuple(taxes),
+        xfer=summarize([seconds for seconds, _ in moved]) if moved else None,
+        beside=summarize([tax - seconds for seconds, tax in moved]) if moved else None,
+        descriptors=tuple(p.descriptors for p in pairs if p.descriptors is not None),
     )
 
 

@@ -163,6 +163,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     asked: bool = True
     """A report was given to be held against the truth; False: only the model's assumed terms."""
+    interval: Interval | None = None
+    """95 % interval of the measured tax."""
+    planned_descriptors: float | None = None
+    """Of a transfer whose blocks lie scattered, from the report."""
+    seen_descriptors: float | None = None
+    """Mean of the measured transfers."""
 
     @property
     def error_seconds(self) -> float:
@@ -211,6 +217,8 @@ class LiveFacts(msgspec.Struct, frozen=True, kw_only=True):
     hops: tuple[FourHops, ...] = ()
     turns: TurnsResult | None = None
     predictions: tuple[Prediction, ...] = ()
+    planned: dict[int, float] = {}
+    """Descriptors of a transfer of scattered blocks by prompt length, from the preflight report."""
     rung4: dict[int, float] = {}
     """Transfer of NIXL alone by prompt length, seconds, from the preflight report."""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -35,6 +36,15 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the environment variable with the bearer token; its value is never recorded."""
 
 
+class Burst(msgspec.Struct, frozen=True):
+    """Requests sent at the same moment of which only the outcome counts."""
+
+    requests: int
+    failed: int
+    seconds: float
+    first_failure: Answer | None = None
+
+
 class Endpoints:
     """The deployment's servers by role (``prefill``, ``decode``, ``proxy``, ``colocated``, ``render``)."""
 
@@ -48,15 +58,17 @@ class Endpoints:
 
     def now(self) -> float:
         """Seconds on the clock of the run; for pacing, never part of a result."""
-        return time.perf_counter() - self._epoch
+        return round(time.perf_counter() - self._epoch, 6)
 
     def name(self, role: str) -> str:
         """``decode (http://...)``, as findings name it."""
         return f"{role} ({self.urls[role]})"
 
-    def get(self, role: str, path: str, label: str = "") -> Answer:
-        """One GET; a failure is in the Answer."""
-        return self._call("GET", role, path, label, None, stream=False)
+    def get(
+        self, role: str, path: str, label: str = "", keep: Callable[[str], str] = lambda body: body
+    ) -> Answer:
+        """One GET; a failure is in the Answer. ``keep`` says what of the body is looked at and recorded."""
+        return self._call("GET", role, path, label, None, stream=False, keep=keep)
 
     def post(
         self, role: str, path: str, body: bytes, label: str, *, headers: dict[str, str] | None = None
@@ -77,11 +89,30 @@ class Endpoints:
         """One POST, answered as server-sent events; left when ``until`` says so (not a failure)."""
         return self._call("POST", role, path, label, body, stream=True, headers=headers, until=until)
 
+    def burst(
+        self, role: str, path: str, requests: Sequence[tuple[bytes, dict[str, str]]], label: str
+    ) -> Burst:
+        """All bodies (with headers) at once; waits for every answer, and keeps only how many failed and how the first did."""
+
+        def send(one: tuple[bytes, dict[str, str]]) -> Answer:
+            return self._exchange("POST", role, path, one[0], False, one[1])
+
+        def look() -> Any:
+            with ThreadPoolExecutor(len(requests)) as pool:
+                answers = list(pool.map(send, requests))
+            failed = [a for a in answers if not a.ok]
+            began, ended = min(a.started for a in answers), max(a.ended for a in answers)
+            first = failed[0] if failed else None
+            return msgspec.to_builtins(Burst(len(answers), len(failed), ended - began, first))
+
+        key = {"role": role, "path": path, "label": label, "requests": len(requests)}
+        return msgspec.convert(self._system.observe("http_burst", key, look), Burst)
+
     def touch(self, *roles: str) -> None:
         """Make sure that a connection is open, so that no timed request pays for connecting; not recorded."""
         if self._system.replayed_from is None:
             for role in roles:
-                self._exchange("GET", role, "/health", None, False, {}, lambda: False)
+                self._exchange("GET", role, "/health", None, False, {})
 
     def close(self) -> None:
         if self._client is not None:
@@ -98,10 +129,11 @@ class Endpoints:
         stream: bool,
         headers: dict[str, str] | None = None,
         until: Callable[[], bool] = lambda: False,
+        keep: Callable[[str], str] = lambda body: body,
     ) -> Answer:
         def look() -> Any:
             answer = self._exchange(method, role, path, body, stream, headers or {}, until)
-            return msgspec.to_builtins(answer)
+            return msgspec.to_builtins(msgspec.structs.replace(answer, body=keep(answer.body)))
 
         key = {"role": role, "method": method, "path": path, "label": label}
         return msgspec.convert(self._system.observe("http", key, look), Answer)
@@ -114,7 +146,7 @@ class Endpoints:
         body: bytes | None,
         stream: bool,
         headers: dict[str, str],
-        until: Callable[[], bool],
+        until: Callable[[], bool] = lambda: False,
     ) -> Answer:
         import httpx
 

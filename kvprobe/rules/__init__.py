@@ -41,6 +41,7 @@ TOPICS = (
     "live",
     "live_outcome",
     "live_tax",
+    "live_prediction",
     "live_paths",
     "calibration",
     "advice",

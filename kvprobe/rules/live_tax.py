@@ -1,11 +1,11 @@
-"""KVP690 to KVP694: what the running deployment adds, held against targets, the ladder and the prediction."""
+"""KVP690 to KVP692: what the running deployment adds, held against targets and the ladder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from kvprobe.finding import Expected, Finding, Quantity, Remedy, Status
-from kvprobe.models.paired import LengthResult
+from kvprobe.models.paired import LengthResult, Transfer
 from kvprobe.models.paired_facts import LiveFacts
 from kvprobe.models.statistics import few_note
 from kvprobe.policy import Policy
@@ -85,22 +85,17 @@ def engine_transfer(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
         moved = one.transfer
         if moved is None:
             continue
-        quantity = Quantity(
-            value=moved.xfer_seconds,
-            unit="s",
-            statistic="mean",
-            samples=moved.transfers,
-            note=few_note(moved.transfers),
-        )
+        seconds = one.xfer.median if one.xfer else moved.xfer_seconds
+        quantity = one.xfer.quantity("s") if one.xfer else _mean(moved)
         alone = facts.rung4.get(one.prompt_tokens)
         if alone and _ENGINE in policy.thresholds:
-            ratio = moved.xfer_seconds / alone
+            ratio = seconds / alone
             status = policy.threshold(_ENGINE).status(ratio)
             yield Finding(
                 id="KVP691",
                 name="engine-transfer",
                 status=status,
-                title=f"The engine's transfer of {one.prompt_tokens:,} tokens takes {format_seconds(moved.xfer_seconds)}, "
+                title=f"The engine's transfer of {one.prompt_tokens:,} tokens takes {format_seconds(seconds)}, "
                 f"{significant(ratio)} times NIXL alone ({format_seconds(alone)})",
                 measured=quantity,
                 expected=Expected(
@@ -119,13 +114,13 @@ def engine_transfer(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
             )
         elif one.prompt_tokens == _JUDGED_TOKENS and _TRANSFER in policy.thresholds:
             threshold = policy.threshold(_TRANSFER)
-            status = threshold.status(moved.xfer_seconds)
+            status = threshold.status(seconds)
             limit = threshold.fail_above if threshold.fail_above is not None else threshold.warn_above
             yield Finding(
                 id="KVP691",
                 name="engine-transfer",
                 status=status,
-                title=f"The engine's transfer of {one.prompt_tokens:,} tokens takes {format_seconds(moved.xfer_seconds)}",
+                title=f"The engine's transfer of {one.prompt_tokens:,} tokens takes {format_seconds(seconds)}",
                 measured=quantity,
                 expected=Expected(source=policy.cite(_TRANSFER), max=limit, unit="s"),
                 remedy=None
@@ -181,41 +176,14 @@ def proxy(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
         )
 
 
-def prediction(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
-    """KVP694: the predicted tax is the measured one, within 15 % or 10 ms."""
-    for one in facts.predictions:
-        status = Status.PASS if one.within else Status.WARN if one.asked else Status.SKIP
-        ratio = f" ({one.error_ratio * 100:+.0f} %)" if one.error_ratio is not None else ""
-        yield Finding(
-            id="KVP694",
-            name="prediction",
-            status=status,
-            title=f"{one.prompt_tokens:,} tokens: predicted {format_seconds(one.predicted_seconds)}, "
-            f"measured {format_seconds(one.measured_seconds)}{ratio}",
-            measured=Quantity(value=one.error_seconds, unit="s", note="predicted minus measured"),
-            expected=None
-            if status is Status.SKIP
-            else Expected(
-                source="15 % of the measured tax, at least 10 ms", max=one.tolerance_seconds, unit="s"
-            ),
-            remedy=None
-            if status is not Status.WARN
-            else Remedy(
-                text="Fit the assumed terms to this deployment.",
-                commands=(
-                    "kvprobe calibrate LIVE_REPORT.json --save calibration.json",
-                    "kvprobe preflight ... --calibration calibration.json",
-                ),
-            ),
-            notes=(one.source,),
-            where=None if status is Status.SKIP else f"{one.prompt_tokens:,} tokens",
-            code="prediction_off" if status is Status.WARN else None,
-        )
+def _mean(moved: Transfer) -> Quantity:
+    note = few_note(moved.transfers)
+    return Quantity(value=moved.xfer_seconds, unit="s", statistic="mean", samples=moved.transfers, note=note)
 
 
 def _advice(one: LengthResult) -> Remedy:
-    beside = one.beside_transfer_seconds
-    if one.transfer is not None and beside is not None and one.transfer.xfer_seconds > beside:
+    moved, beside = one.transfer_seconds, one.beside_transfer_seconds
+    if moved is not None and beside is not None and moved > beside:
         text = "The transfer is the larger part: fewer descriptors, another transport, or no host buffer."
     else:
         text = "The transfer is the smaller part: the second call, scheduling and polling belong to vLLM and the proxy."
@@ -229,5 +197,4 @@ RULES: tuple[Rule[LiveFacts], ...] = (
     Rule("KVP690", "ttft-tax", ttft_tax),
     Rule("KVP691", "engine-transfer", engine_transfer),
     Rule("KVP692", "proxy", proxy),
-    Rule("KVP694", "prediction", prediction),
 )

@@ -13,10 +13,10 @@ from kvprobe.models.paired import LengthResult, Pair, Transfer, summarize_length
 from kvprobe.models.paired_facts import Conversation, Greeting, Health, LiveFacts, Prediction, TurnsResult
 from kvprobe.models.paired_load import Slo, WindowResult
 from kvprobe.policy import Policy, Threshold
-from kvprobe.rules import live, live_outcome, live_paths, live_tax
+from kvprobe.rules import live, live_outcome, live_paths, live_prediction, live_tax
 from kvprobe.rules.base import run_rules
 
-RULES = (*live.RULES, *live_outcome.RULES, *live_tax.RULES, *live_paths.RULES)
+RULES = (*live.RULES, *live_outcome.RULES, *live_tax.RULES, *live_prediction.RULES, *live_paths.RULES)
 POLICY = Policy(
     name="test",
     thresholds={

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tests.simulator.state import BYTES_PER_BLOCK, LAYERS, State
+from tests.simulator.state import BYTES_PER_BLOCK, LAYERS, FreeList, State, pieces
 
 Params = dict[str, Any]
 
@@ -90,10 +90,17 @@ def compute(state: State, role: str, tokens: int, clock: Clock) -> None:
 
 def offer(state: State, prompt: tuple[int, ...], tokens: int, key: str, *, remote_prefill: bool) -> Params:
     state.offered[key] = (tokens, prompt)
+    blocks = (
+        state.pools["prefill"].take(state.blocks(tokens))
+        if remote_prefill
+        else list(range(state.blocks(tokens)))
+    )
+    if remote_prefill:
+        state.held[key] = blocks
     found: Params = {
         "do_remote_prefill": remote_prefill,
         "do_remote_decode": not remote_prefill,
-        "remote_block_ids": [list(range(state.blocks(tokens)))],
+        "remote_block_ids": [blocks],
         "remote_engine_id": "simulated",
         "remote_request_id": key,
         "remote_host": "localhost" if state.has("localhost") else state.plan.side_channel_host,
@@ -106,7 +113,7 @@ def offer(state: State, prompt: tuple[int, ...], tokens: int, key: str, *, remot
     return found
 
 
-def transfer(state: State, role: str, tokens: int, clock: Clock) -> None:
+def transfer(state: State, role: str, tokens: int, clock: Clock, merged: int | None = None) -> None:
     plan = state.plan
     with state.lock:
         first, state.contacts = state.contacts == 0, state.contacts + 1
@@ -118,11 +125,13 @@ def transfer(state: State, role: str, tokens: int, clock: Clock) -> None:
     state.count(role, "transfers")
     state.count(role, "nixl_xfer_time_seconds", spent)
     state.count(role, "nixl_bytes_transferred", float(blocks * LAYERS * BYTES_PER_BLOCK))
-    state.count(role, "nixl_num_descriptors", float(blocks * LAYERS))
+    state.count(role, "nixl_num_descriptors", float((blocks if merged is None else merged) * LAYERS))
     state.count(role, "external_kv_transfer", tokens)
 
 
-def fetch(state: State, role: str, prompt: tuple[int, ...], params: Params, clock: Clock) -> bool:
+def fetch(
+    state: State, role: str, prompt: tuple[int, ...], params: Params, clock: Clock, local: list[int]
+) -> bool:
     """Decode's side of the hand-over; False: it computes the prompt itself without a word to the client."""
     held = state.offered.get(str(params.get("remote_request_id")))
     if not params.get("do_remote_prefill") or held is None or state.has("recompute"):
@@ -130,7 +139,9 @@ def fetch(state: State, role: str, prompt: tuple[int, ...], params: Params, cloc
     if state.has("kv_load_500"):
         state.count(role, "failed_transfers")
         raise Fault(500, "Internal server error")
-    transfer(state, role, len(prompt), clock)
+    remote = state.held.pop(str(params.get("remote_request_id")), None)
+    transfer(state, role, len(prompt), clock, pieces(remote, local) if remote else None)
+    state.pools["prefill"].give(remote or ())
     if state.has("expired"):
         state.count("prefill", "notifications_after_expiry")
         state.count("prefill", "kv_expired_reqs")
@@ -141,10 +152,30 @@ def decode(
     state: State, role: str, body: dict[str, Any], entry: dict[str, Any], clock: Clock
 ) -> Iterator[list[int]]:
     """One token a step, in a list; the first after fetching or computing the prompt."""
+    blocks: list[int] = []
+    pool = state.pools[role]
+    try:
+        for sent, tokens in enumerate(_decode(state, role, body, entry, clock, pool, blocks)):
+            blocks += pool.take(state.blocks(len(prompt_of(body)) + sent + 1) - len(blocks))
+            yield tokens
+    finally:
+        pool.give(blocks)
+
+
+def _decode(
+    state: State,
+    role: str,
+    body: dict[str, Any],
+    entry: dict[str, Any],
+    clock: Clock,
+    pool: FreeList,
+    blocks: list[int],
+) -> Iterator[list[int]]:
     prompt, params = prompt_of(body), body.get("kv_transfer_params") or {}
+    blocks += pool.take(state.blocks(len(prompt)))
     tokens = output(prompt, most(body))
     handed = bool(params.get("do_remote_prefill"))
-    fetched = handed and not state.has("no_connector") and fetch(state, role, prompt, params, clock)
+    fetched = handed and not state.has("no_connector") and fetch(state, role, prompt, params, clock, blocks)
     if fetched:
         clock.pause(state.plan.schedule + state.plan.step)
     else:

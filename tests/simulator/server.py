@@ -64,7 +64,10 @@ class Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         request_id = self.headers.get("X-Request-Id", "none")
         entry = self.state.note(received=self.clock.at, role=self.role, path=self.path, id=request_id)
+        self.state.busy(self.role, 1)
         try:
+            if self.state.has("no_overlap") and self.state.active[self.role] > 2:
+                raise engine.Fault(429, "too many requests")
             if self.allowed():
                 self.handle_body(json.loads(data), request_id, entry)
         except engine.Fault as error:
@@ -74,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
+        finally:
+            self.state.busy(self.role, -1)
         entry["done"] = time.perf_counter()
 
     def handle_body(self, body: dict[str, Any], request_id: str, entry: dict[str, Any]) -> None:
@@ -217,6 +222,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 512
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         return  # a client that left is no event here

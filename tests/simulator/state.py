@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +37,28 @@ class Plan:
     tokens_only: bool = False
 
 
+class FreeList:
+    """KV blocks as vLLM hands them out without prefix caching: from the front, and back to it in reverse order."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.free = deque(range(1, 1 << 16))
+
+    def take(self, count: int) -> list[int]:
+        with self.lock:
+            return [self.free.popleft() for _ in range(count)]
+
+    def give(self, blocks: Sequence[int]) -> None:
+        with self.lock:
+            self.free.extendleft(blocks)
+
+
+def pieces(remote: Sequence[int], local: Sequence[int]) -> int:
+    """Descriptors a layer: NIXL merges neighbours that follow each other on both sides."""
+    both = list(zip(remote, local, strict=False))
+    return 1 + sum((b[0] - a[0], b[1] - a[1]) != (1, 1) for a, b in zip(both, both[1:], strict=False))
+
+
 class State:
     """Shared by all roles of one deployment; every request is logged with the simulator's own clock."""
 
@@ -50,6 +74,10 @@ class State:
         self.counters: dict[str, dict[str, float]] = {}
         self.prefilling: dict[str, int] = {}
         self.ports: dict[str, int] = {}
+        self.pools = {role: FreeList() for role in ("prefill", "decode", "colocated")}
+        self.active: dict[str, int] = {}
+        self.held: dict[str, list[int]] = {}
+        """Request id -> blocks of prefill that no decode has read yet."""
 
     def has(self, fault: str) -> bool:
         return fault in self.plan.faults
@@ -58,6 +86,10 @@ class State:
         with self.lock:
             mine = self.counters.setdefault(role, {})
             mine[name] = mine.get(name, 0.0) + amount
+
+    def busy(self, role: str, change: int) -> None:
+        with self.lock:
+            self.active[role] = self.active.get(role, 0) + change
 
     def note(self, **fields: Any) -> dict[str, Any]:
         entry = dict(fields)

@@ -82,7 +82,7 @@ def _lengths(rows: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
             cells += [
                 _seconds(row["prefill_call"]["median"]),
                 _seconds(row["decode_first"]["median"]),
-                _seconds((row.get("transfer") or {}).get("xfer_seconds")),
+                _seconds(row.get("transfer_seconds") or (row.get("transfer") or {}).get("xfer_seconds")),
             ]
         table.add_row(*cells)
     return table
@@ -93,7 +93,8 @@ def _notes(result: dict[str, Any], *, narrow: bool) -> list[RenderableType]:
     lines = []
     if not narrow:
         lines.append(
-            "prefill: its call; decode: its call to the first token; transfer: decode's counters (mean)"
+            "prefill: its call; decode: its call to the first token; transfer: decode's counters"
+            f" ({'median' if all(r.get('xfer') for r in result['lengths']) else 'mean'})"
         )
     lines += [
         f"first contact: {_seconds(cold)} from decode call to first token (cold if this pair is fresh); not in the medians"
