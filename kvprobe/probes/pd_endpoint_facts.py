@@ -61,7 +61,7 @@ def ask_server(ends: Endpoints, role: str) -> Server:
 
 def read_metrics(ends: Endpoints, role: str, label: str) -> Scrape | None:
     """One ``/metrics`` page; None where there is none of vLLM's."""
-    answer = ends.get(role, "/metrics", label, keep=_series)
+    answer = ends.get(role, "/metrics", label, keep=read_series)
     if not answer.ok:
         return None
     try:
@@ -71,7 +71,7 @@ def read_metrics(ends: Endpoints, role: str, label: str) -> Scrape | None:
     return scrape if scrape.is_vllm else None
 
 
-def _series(page: str) -> str:
+def read_series(page: str) -> str:
     """The lines of a page that kvprobe reads, without histogram buckets: 2 of 57 kB, and it is read often."""
     return "".join(
         line + "\n" for line in page.splitlines() if line.startswith(_READ) and "_bucket{" not in line
