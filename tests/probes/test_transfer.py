@@ -100,7 +100,7 @@ def test_a_side_that_dies_or_stops(number: signal.Signals, role: str) -> None:
             os.kill(hit[0], number)
 
     long = Step(id="long", op="READ", order="shuffled", prompt_tokens=8192, groups=(StepGroup(regions=8, descriptor_bytes=32768, blocks=512),), samples=100000, max_seconds=60)  # fmt: skip
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     facts = measure(
         System(), DRAM, [long], budget_seconds=60, transfer_timeout_seconds=5, on_event=on_event
     ).facts
@@ -111,7 +111,7 @@ def test_a_side_that_dies_or_stops(number: signal.Signals, role: str) -> None:
     assert not [
         p for p in psutil.Process().children() if p.is_running() and p.status() != psutil.STATUS_ZOMBIE
     ]
-    assert set(os.listdir("/dev/shm")) <= before
+    assert set(Path("/dev/shm").iterdir()) <= before
 
 
 def test_recorded_and_replayed(tmp_path: Path) -> None:
