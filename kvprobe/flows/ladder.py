@@ -13,7 +13,7 @@ from kvprobe.formats.nvml import Gpu, GpuFacts
 from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.ladder import Rung
 from kvprobe.models.link import link_ceiling
-from kvprobe.models.prompt_steps import JUDGED_TOKENS, Selection, select
+from kvprobe.models.prompt_steps import JUDGED_TOKENS, POOL_SLACK, Selection, select
 from kvprobe.models.raw_copy import raw_copy_rung
 from kvprobe.models.raw_ucx import raw_ucx_rung
 from kvprobe.models.statistics import median
@@ -84,6 +84,7 @@ def measure_gpu_pair(
         plan.setup, memory="vram", prefill_gpu=prefill.index, decode_gpu=decode.index
     )
     climbed = _climb(door, plan, selection, setup, allowed, f"{prefill.index}-{decode.index}")
+    reduced, remedy = _reduced(door, selection, climbed.transfer, allowed, free)
     facts = LadderFacts(
         subject=subject,
         memory="vram",
@@ -93,7 +94,8 @@ def measure_gpu_pair(
         transfer=climbed.transfer,
         promised_p2p=None if status in (None, "U") else status == "OK",
         busy=_busy(door.policy, prefill, decode),
-        reduced=_reduced(door, selection, climbed.transfer, allowed, free),
+        reduced=reduced,
+        reduced_remedy=remedy,
         evidence=("gpus", *(e.id for e in climbed.evidence)),
     )
     return facts, list(climbed.evidence)
@@ -109,6 +111,7 @@ def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]
     spin = seen.facts.cores >= _SPINNING_CORES
     setup = msgspec.structs.replace(plan.setup, memory="dram", progress_thread=spin)
     climbed = _climb(door, plan, selection, setup, allowed, "dram")
+    reduced, remedy = _reduced(door, selection, climbed.transfer, allowed, available)
     facts = LadderFacts(
         subject="in host memory",
         memory="dram",
@@ -116,7 +119,8 @@ def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]
         operation=plan.operation,
         rungs=climbed.rungs,
         transfer=climbed.transfer,
-        reduced=_reduced(door, selection, climbed.transfer, allowed, available),
+        reduced=reduced,
+        reduced_remedy=remedy,
         evidence=tuple(e.id for e in climbed.evidence),
     )
     return facts, [seen, *climbed.evidence]
@@ -225,11 +229,15 @@ def _busy(policy: Policy, *gpus: Gpu) -> tuple[str, ...]:
 
 def _reduced(
     door: Door, selection: Selection, moved: TransferFacts | None, allowed: int, free: int
-) -> str | None:
-    if JUDGED_TOKENS not in selection.left_out:
-        return INTERRUPTED if door.system.interrupted and moved is None else None
-    need = int(selection.plans[JUDGED_TOKENS].bytes * 1.25)
-    return (
-        f"{JUDGED_TOKENS:,} tokens need {format_bytes(need)} per side, {format_bytes(allowed)} are allowed "
-        f"({format_bytes(free)} free; --max-memory)"
-    )
+) -> tuple[str | None, str]:
+    """Why the judged length was not measured, and the next step; None if it could be."""
+    if JUDGED_TOKENS in selection.left_out:
+        need = int(selection.plans[JUDGED_TOKENS].bytes * POOL_SLACK)
+        why = (
+            f"{JUDGED_TOKENS:,} tokens need {format_bytes(need)} per side, {format_bytes(allowed)} are allowed "
+            f"({format_bytes(free)} free)"
+        )
+        return why, "Free memory there, or allow more with --max-memory."
+    if door.system.interrupted and moved is None:
+        return INTERRUPTED, "Run it again."
+    return None, ""

@@ -30,6 +30,7 @@ from kvprobe.models.ttft import Calibration
 from kvprobe.probes import gpus, host
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.rules.base import run_rules
+from kvprobe.rules.kvprobe_itself import not_measured
 from kvprobe.rules.ladder_facts import LadderFacts
 from kvprobe.rules.transfer import RULES as TRANSFER_RULES
 from kvprobe.rules.transfer_quality import LADDER_RULES, PATH_RULES, GpuPathFacts
@@ -53,6 +54,7 @@ class _Preflight:
 
     def __init__(self, door: Door, request: PreflightRequest) -> None:
         self.door, self.request = door, request
+        self._check()
         self.config: Evidence[ModelConfig] = load_model_config(door.system, request.model or "")
         self.host = host.look(door.system)
         self.version = request.vllm_version or self.host.facts.packages.get("vllm")
@@ -62,6 +64,14 @@ class _Preflight:
         self.ladders: list[LadderFacts] = []
         self.diagnosis: dict[str, Any] | None = None
         self.live: dict[str, Any] | None = None
+
+    def _check(self) -> None:
+        """What would end the run after minutes of measuring ends it now. Raises UsageError."""
+        request = self.request
+        if bool(request.prefill_url) != bool(request.decode_url):
+            raise UsageError("Rungs 5 and 6 need both --prefill-url and --decode-url.")
+        if request.decode_log and self.door.system.path_kind(request.decode_log) != "file":
+            raise UsageError(f"--decode-log {request.decode_log} is not a file.")
 
     def draft(self) -> Draft:
         if self.request.memory == "dram":
@@ -144,6 +154,7 @@ class _Preflight:
             judged_tokens=JUDGED_TOKENS,
             operation=self.request.operation,
             reduced="no GPU pair was measured",
+            reduced_remedy="What is missing stands in KVP210.",
         )
         path = GpuPathFacts(
             reason=error.reason,
@@ -159,23 +170,23 @@ class _Preflight:
         """Rungs 5 and 6, where the user gave something to read them from."""
         request, size = self.request, self.plan.select(2**62).plans[JUDGED_TOKENS].bytes
         rungs = list(facts.rungs)
-        if request.decode_log:
-            rung, seen = engine_rung(self.door, request.decode_log, size)
-            rungs.append(rung)
-            self.evidence.append(seen)
-        if request.prefill_url and request.decode_url and self.door.system.interrupted:
-            return msgspec.structs.replace(facts, rungs=tuple(rungs))
-        if request.prefill_url and request.decode_url:
-            more, draft = user_rungs(
-                self.door, request.prefill_url, request.decode_url, request.colocated_url
-            )
-            numbers = {r.number for r in rungs}
-            rungs += [r for r in more if r.number not in numbers]
-            self.evidence += draft.evidence
-            self.findings += draft.findings
-            self.live = draft.result
-        elif request.prefill_url or request.decode_url:
-            raise UsageError("Rungs 5 and 6 need both --prefill-url and --decode-url.")
+        try:
+            if request.decode_log:
+                rung, seen = engine_rung(self.door, request.decode_log, size)
+                rungs.append(rung)
+                self.evidence.append(seen)
+            if request.prefill_url and request.decode_url and not self.door.system.interrupted:
+                more, draft = user_rungs(
+                    self.door, request.prefill_url, request.decode_url, request.colocated_url
+                )
+                numbers = {r.number for r in rungs}
+                rungs += [r for r in more if r.number not in numbers]
+                self.evidence += draft.evidence
+                self.findings += draft.findings
+                self.live = draft.result
+        except ProbeError as error:
+            # What was measured below is not lost for it.
+            self.findings += not_measured(error, self.door.policy)
         return msgspec.structs.replace(facts, rungs=tuple(rungs))
 
     def _finish(self, *, judged: bool) -> Draft:

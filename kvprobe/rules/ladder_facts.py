@@ -26,7 +26,8 @@ class LadderFacts(msgspec.Struct, frozen=True, kw_only=True):
     busy: tuple[str, ...] = ()
     """Why the GPUs are not idle; empty: idle."""
     reduced: str | None = None
-    """Why less was measured than asked for (memory, budget)."""
+    """Why less was measured than asked for (memory, interrupted)."""
+    reduced_remedy: str = ""
 
     diagnosed: bool = False
     """Experiments were run on it, so KVP211 and KVP212 say more."""

@@ -111,12 +111,15 @@ def shuffled(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
     """KVP203: the judged transfer, blocks shuffled as an aged vLLM stores them, stays under the policy's limit."""
     series, tokens = facts.judged, facts.judged_tokens
     if series is None or series.median_seconds is None:
-        why = facts.reduced or (facts.transfer.failure if facts.transfer else None) or "it was not measured"
+        failure = facts.transfer.failure if facts.transfer else None
+        why = facts.reduced or failure or "it was not measured"
+        remedy = "Why it ended early stands in KVP205." if failure else "Give it more time with --budget."
         yield Finding(
             id="KVP203",
             name="nixl-shuffled",
             status=Status.UNKNOWN,
             title=f"rung 4, NIXL {facts.operation} of {tokens:,} tokens as vLLM stores them {facts.subject}: {why}",
+            remedy=Remedy(text=facts.reduced_remedy or remedy),
             evidence=facts.evidence,
         )
         return
