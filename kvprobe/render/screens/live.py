@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, sentences
 from kvprobe.render.screens.preflight import ladder_table
 from kvprobe.report import Report
 from kvprobe.units import format_bytes, format_seconds
 
-_UNKNOWN = "not measured"
+_UNKNOWN, _DASH = "not measured", "-"
 
 
 def blocks(report: Report, look: Look) -> list[Block]:
@@ -22,26 +22,31 @@ def blocks(report: Report, look: Look) -> list[Block]:
     found = [Block("servers", tuple(_servers(result)))]
     if result.get("lengths"):
         title = f"TTFT, medians of pairs: P/D against {result.get('baseline')}"
-        found.append(
-            Block(title, (_lengths(result["lengths"], narrow=narrow), *_notes(result, narrow=narrow)))
-        )
+        notes = sentences(*_notes(result, narrow=narrow))
+        found.append(Block(title, (_lengths(result["lengths"], narrow=narrow), notes)))
     if result.get("ladder"):
-        found.append(Block(_ladder_title(result), (ladder_table(result["ladder"]),)))
+        found.append(Block(_ladder_title(result), (ladder_table(result["ladder"], look),)))
     if rows := result.get("predictions"):
         asked = rows[0].get("asked")
         title = "prediction against truth" if asked else "this run's transfer plus the assumed terms"
-        found.append(Block(title, (_predictions(rows, asked=bool(asked)),)))
+        found.append(_block(title, _predictions(rows, asked=bool(asked))))
     if result.get("proxy"):
-        found.append(Block("proxy", (_proxy(result["proxy"]),)))
+        found.append(_block("proxy", _proxy(result["proxy"])))
     if result.get("load"):
         roles = {s["role"] for s in result.get("servers") or []}
         title = "streams while long prompts arrive"
         if "colocated" not in roles:
             title += " (colocated: both servers, in turn)"
-        found.append(Block(title, (_load(result["load"]),)))
+        found.append(_block(title, _load(result["load"])))
     if hops := (result.get("four_hops") or {}).get("medians"):
-        found.append(Block("four hops: render, prefill, decode, derender (medians)", (_hops(hops),)))
+        found.append(_block("four hops: render, prefill, decode, derender (medians)", _hops(hops)))
     return found
+
+
+def _block(title: str, table: Table) -> Block:
+    """A table, and what its dash means where it has one."""
+    unknown = any(cell == _DASH for column in table.columns for cell in column.cells)
+    return Block(title, (table, *((Text(f"{_DASH}: {_UNKNOWN}", style="dim"),) if unknown else ())))
 
 
 def _servers(result: dict[str, Any]) -> list[RenderableType]:
@@ -63,7 +68,7 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _lengths(rows: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
+def _lengths(rows: list[dict[str, Any]], *, narrow: bool) -> Table:
     names = ["tokens", "n", "colocated", "P/D", "tax", "95 % interval"]
     if not narrow:
         names += ["prefill", "decode", "transfer"]
@@ -88,7 +93,7 @@ def _lengths(rows: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
     return table
 
 
-def _notes(result: dict[str, Any], *, narrow: bool) -> list[RenderableType]:
+def _notes(result: dict[str, Any], *, narrow: bool) -> list[Text]:
     cold = (result.get("first_contact") or {}).get("decode_first_seconds")
     lines = []
     if not narrow:
@@ -97,7 +102,7 @@ def _notes(result: dict[str, Any], *, narrow: bool) -> list[RenderableType]:
             f" ({'median' if all(r.get('xfer') for r in result['lengths']) else 'mean'})"
         )
     lines += [
-        f"first contact: {_seconds(cold)} from decode call to first token (cold if this pair is fresh); not in the medians"
+        f"first contact: {_UNKNOWN if cold is None else format_seconds(cold)} from decode call to first token (cold if this pair is fresh); not in the medians"
     ]
     moved = [(r["prompt_tokens"], r["transfer"]) for r in result["lengths"] if r.get("transfer")]
     for tokens, one in moved[-1:]:
@@ -117,7 +122,7 @@ def _ladder_title(result: dict[str, Any]) -> str:
     return f"ladder{f': {format_bytes(size)}' if size else ''}"
 
 
-def _predictions(rows: list[dict[str, Any]], *, asked: bool) -> RenderableType:
+def _predictions(rows: list[dict[str, Any]], *, asked: bool) -> Table:
     transfer = ("transfer predicted", "measured") if asked else ("transfer",)
     table = _table("tokens", "predicted", "measured", "error", *transfer)
     for row in rows:
@@ -126,14 +131,14 @@ def _predictions(rows: list[dict[str, Any]], *, asked: bool) -> RenderableType:
             f"{row['prompt_tokens']:,}",
             _seconds(row["predicted_seconds"]),
             _seconds(row["measured_seconds"]),
-            f"{ratio * 100:+.1f} %" if ratio is not None else _UNKNOWN,
+            f"{ratio * 100:+.1f} %" if ratio is not None else _DASH,
             *((_seconds(row.get("predicted_transfer_seconds")),) if asked else ()),
             _seconds(row.get("measured_transfer_seconds")),
         )
     return table
 
 
-def _proxy(rows: list[dict[str, Any]]) -> RenderableType:
+def _proxy(rows: list[dict[str, Any]]) -> Table:
     table = _table("tokens", "requests", "TTFT", "over direct", "95 % interval")
     for row in rows:
         interval = row["overhead_interval"]
@@ -147,8 +152,10 @@ def _proxy(rows: list[dict[str, Any]]) -> RenderableType:
     return table
 
 
-def _load(rows: list[dict[str, Any]]) -> RenderableType:
-    table = _table("rate", "way", "ITL p50", "p99", "longest", "gaps", "TTFT p50", "done", "good")
+def _load(rows: list[dict[str, Any]]) -> Table:
+    targets = any(row.get("good") is not None for row in rows)
+    names = ("rate", "way", "ITL p50", "p99", "longest", "gaps", "TTFT p50", "done")
+    table = _table(*names, *(("good",) if targets else ()))
     for row in rows:
         good = row.get("good")
         table.add_row(
@@ -160,17 +167,17 @@ def _load(rows: list[dict[str, Any]]) -> RenderableType:
             f"{row['gaps']:,}",
             _seconds(row["ttft_p50"]),
             f"{row['finished']}/{row['arrived']}",
-            "no target" if good is None else f"{good}/{row['arrived']}",
+            *((_DASH if good is None else f"{good}/{row['arrived']}",) if targets else ()),
         )
     return table
 
 
-def _hops(rows: list[dict[str, Any]]) -> RenderableType:
+def _hops(rows: list[dict[str, Any]]) -> Table:
     table = _table("tokens", "n", "render", "prefill", "first token", "decode", "derender", "TTFT", "total")
     for row in rows:
         tokens = row.get("prompt_tokens")
         hops = ("render", "prefill", "decode_first", "decode", "derender", "ttft", "total")
-        first = f"{tokens:,.0f}" if tokens is not None else _UNKNOWN
+        first = f"{tokens:,.0f}" if tokens is not None else _DASH
         table.add_row(first, str(row["requests"]), *(_seconds(row.get(f"{hop}_seconds")) for hop in hops))
     return table
 
@@ -183,4 +190,4 @@ def _range(low: float, high: float) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return _UNKNOWN if value is None else format_seconds(value)
+    return _DASH if value is None else format_seconds(value)
