@@ -76,7 +76,7 @@ def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
     operation = "WRITE" if request.op == "write" else "READ"
     facts = LadderFacts(
         subject=setup.name, memory=setup.memory, judged_tokens=longest, operation=operation, transfer=run,
-        promised_p2p=promised(evidence, operation), diagnosed=request.diagnose, evidence=(seen.id,),
+        promised_p2p=promised(evidence, setup, operation), diagnosed=request.diagnose, evidence=(seen.id,),
     )  # fmt: skip
     findings = [f for rule in (transport, complete, direction, overhead) for f in rule(facts, door.policy)]
     limits = host.look(door.system)
@@ -148,13 +148,15 @@ def set_up(door: Door, request: TransferRequest) -> tuple[Setup, str | None, lis
     return setup, decode.compute_capability, [seen]
 
 
-def promised(evidence: list[AnyEvidence], operation: str) -> bool | None:
-    """Whether the topology says OK for the deciding direction; None: not known."""
+def promised(evidence: list[AnyEvidence], setup: Setup, operation: str) -> bool | None:
+    """Whether the topology says OK for the deciding direction of this pair; None: not known."""
     found = next((e.facts for e in evidence if e.kind == "gpus"), None)
-    if not isinstance(found, gpus.GpuFacts) or len(found.gpus) < 2:
+    if not isinstance(found, gpus.GpuFacts):
         return None
-    pair = found.pair(found.gpus[1].index, found.gpus[0].index)
-    status = None if pair is None else pair.read if operation == "READ" else pair.write
+    pull = operation == "READ"
+    accessor, owner = (setup.decode_gpu, setup.prefill_gpu) if pull else (setup.prefill_gpu, setup.decode_gpu)
+    pair = found.pair(accessor, owner)
+    status = None if pair is None else pair.read if pull else pair.write
     return None if status in (None, "U") else status == "OK"
 
 
