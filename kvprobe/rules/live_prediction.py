@@ -49,11 +49,7 @@ def prediction(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
 
 def scattered(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
     """KVP699: the measured transfers moved scattered blocks, as those of a server in use do."""
-    known = [
-        (one, shares)
-        for one in facts.lengths
-        if (shares := _shares(one, facts.planned.get(one.prompt_tokens)))
-    ]
+    known = [(one, shares) for one in facts.lengths if (shares := _shares(one, facts))]
     if not known:
         return
     every = sum(one.transfer.transfers if one.transfer else 0 for one, _ in known)
@@ -135,14 +131,17 @@ def _signed(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{format_seconds(abs(seconds))}"
 
 
-def _shares(one: LengthResult, planned: float | None) -> tuple[float, ...]:
-    """Pieces of each transfer against the plan's, or against the most that any had; () where nothing tells."""
-    if one.descriptors:
-        most = planned or max(one.descriptors)
-        told = bool(planned) or min(one.descriptors) < max(one.descriptors)
-        return tuple(d / most for d in one.descriptors) if most > 0 and told else ()
+def _shares(one: LengthResult, facts: LiveFacts) -> tuple[float, ...]:
+    """Pieces of each transfer against the plan's; without one against the most that any made of its tokens."""
     mean = one.transfer.descriptors if one.transfer else None
-    return (mean / planned,) if planned and mean is not None else ()
+    seen = one.descriptors or (() if mean is None else (mean,))
+    planned = facts.planned.get(one.prompt_tokens)
+    if planned is None:
+        each = [d / length.prompt_tokens for length in facts.lengths for d in length.descriptors]
+        if len(each) < 2 or len(facts.lengths) < 2:
+            return ()  # one length alone may be all in order
+        planned = max(each) * one.prompt_tokens
+    return tuple(d / planned for d in seen) if planned > 0 else ()
 
 
 RULES: tuple[Rule[LiveFacts], ...] = (

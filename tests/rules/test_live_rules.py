@@ -12,6 +12,7 @@ from kvprobe.formats.kv_transfer_params import inspect
 from kvprobe.models.paired import LengthResult, Pair, Transfer, summarize_length
 from kvprobe.models.paired_facts import Conversation, Greeting, Health, LiveFacts, Prediction, TurnsResult
 from kvprobe.models.paired_load import Slo, WindowResult
+from kvprobe.models.statistics import Interval
 from kvprobe.policy import Policy, Threshold
 from kvprobe.rules import live, live_outcome, live_paths, live_prediction, live_tax
 from kvprobe.rules.base import run_rules
@@ -180,3 +181,64 @@ def test_bidirectional_on_decode_alone_hangs_turn_2() -> None:
     )
     found = one("KVP696", turns=TurnsResult(conversations=(hung,)))
     assert (found.status, found.code) == (Status.FAIL, "bidirectional_one_side")
+
+
+def moved(tokens: int, *descriptors: float) -> LengthResult:
+    mean = Transfer(
+        transfers=len(descriptors), xfer_seconds=0.05, descriptors=sum(descriptors) / len(descriptors)
+    )
+    return msgspec.structs.replace(length(tokens=tokens), transfer=mean, descriptors=descriptors)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "planned", "status"),
+    [
+        ((moved(512, 896, 896), moved(8192, 14336, 14319)), {}, Status.PASS),
+        ((moved(512, 896, 28), moved(8192, 14336, 14336)), {}, Status.WARN),
+        ((moved(512, 28, 28), moved(8192, 28, 28)), {}, Status.WARN),
+        ((moved(8192, 28, 28),), {8192: 14336.0}, Status.WARN),
+        ((moved(8192, 14336, 14336),), {8192: 14336.0}, Status.PASS),
+    ],
+)
+def test_blocks_in_order_are_told(
+    lengths: tuple[LengthResult, ...], planned: dict[int, float], status: Status
+) -> None:
+    found = one("KVP699", lengths=lengths, planned=planned)
+    assert (found.status, found.code) == (status, "blocks_in_order" if status is Status.WARN else None)
+    assert found.remedy is None or "rung 4" in found.remedy.text
+
+
+@pytest.mark.parametrize("lengths", [(moved(8192, 28, 28),), (length(),), ()])
+def test_nothing_is_said_of_blocks_that_nothing_can_be_held_against(
+    lengths: tuple[LengthResult, ...],
+) -> None:
+    assert "KVP699" not in {f.id for f in run_rules(RULES, facts(lengths=lengths), POLICY)}
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "says"),
+    [
+        ({"predicted_seconds": 0.11}, Status.PASS, "+10 %"),
+        ({"predicted_seconds": 0.15}, Status.WARN, "+50 %"),
+        ({"predicted_seconds": 0.15, "interval": Interval(low=0.08, high=0.2, confidence=0.95, resamples=9)}, Status.SKIP, "too few pairs"),
+        ({"predicted_seconds": 0.15, "seen_descriptors": 28.0}, Status.PASS, "110 ms with the measured transfer"),
+        ({"predicted_seconds": 0.19, "seen_descriptors": 28.0}, Status.WARN, "150 ms with the measured transfer"),
+        ({"predicted_seconds": 0.15, "seen_descriptors": 14_000.0}, Status.WARN, "+50 %"),
+    ],
+)  # fmt: skip
+def test_a_prediction_is_judged_where_it_can_be(change: dict[str, Any], status: Status, says: str) -> None:
+    base = Prediction(
+        prompt_tokens=8192,
+        predicted_seconds=0.1,
+        measured_seconds=0.1,
+        tolerance_seconds=0.015,
+        predicted_transfer_seconds=0.05,
+        measured_transfer_seconds=0.01,
+        source="a report",
+        planned_descriptors=14_336.0,
+        seen_descriptors=14_336.0,
+    )
+    found = one("KVP694", predictions=(msgspec.structs.replace(base, **change),))
+    assert found.status is status
+    assert says in found.title
+    assert any("the transfer has +40.0 ms" in note for note in found.notes)
