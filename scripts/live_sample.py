@@ -3,7 +3,8 @@
     .venv/bin/python scripts/live_sample.py gpu-live/nvlink-recording h200-x2-live-nvlink
 
 Left out: metrics series that kvprobe does not read (the configuration after its first reading), findings and evidence of the preflight report inside (its tax and
-ladder stay), the text of the long streams under load; times are rounded to microseconds. Both recordings are replayed,
+ladder stay), the text of
+answers under load, all but the first of each request's block ids after first contact; times are rounded to microseconds. Both recordings are replayed,
 and must end in the same findings.
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from kvprobe.probes.pd_endpoint_drive import PATHS  # noqa: E402
 from kvprobe.probes.pd_endpoint_facts import read_series  # noqa: E402
 
 REPORT_KEYS = ("schema", "tool", "run", "subject", "policy", "verdict")
@@ -73,9 +75,22 @@ def thinner(entry: dict[str, Any]) -> dict[str, Any]:
             if key["label"] != "at start":  # the configuration is read once
                 lines = [line for line in lines if not line.startswith("vllm:cache_config_info")]
             value["body"] = "".join(lines)
-        if value.get("stream") and key["label"].startswith("load ") and " stream " in key["label"]:
+        if value.get("stream") and key["label"].startswith("load "):
             value["stream"]["tokens"] = [[token[0], "", []] for token in value["stream"]["tokens"]]
+        if key["path"] in PATHS.values() and not key["label"].startswith("first contact"):
+            value["body"] = without_blocks(value["body"])
     return dict(rounded(entry))
+
+
+def without_blocks(body: str) -> str:
+    """An answer of prefill with only the first block id of each group: nothing reads the others."""
+    try:
+        answer = json.loads(body)
+        params = answer["kv_transfer_params"]
+        params["remote_block_ids"] = [group[:1] for group in params["remote_block_ids"]]
+    except (ValueError, KeyError, TypeError):
+        return body
+    return json.dumps(answer, separators=(",", ":"))
 
 
 def rounded(value: Any) -> Any:

@@ -169,6 +169,9 @@ def window(way: str, p99: float, gaps: int = 4000) -> WindowResult:
 def test_interference() -> None:
     calm, stalled = window("pd", 0.010), window("colocated", 0.170)
     assert one("KVP693", windows=(calm, stalled)).status is Status.PASS
+    alike = one("KVP693", windows=(window("pd", 0.0063), window("colocated", 0.0057)))
+    assert alike.status is Status.PASS, "0.6 ms more in the p99 of some hundred gaps tells nothing"
+    assert "(longest " in alike.title
     worse = one("KVP693", windows=(window("pd", 0.2), window("colocated", 0.006)))
     assert (worse.status, worse.code) == (Status.WARN, "itl_not_better")
     assert one("KVP693", windows=(calm, stalled), slo=Slo(tpot_seconds=0.005)).status is Status.FAIL
