@@ -121,6 +121,7 @@ def run_workers(
     """
     with tempfile.TemporaryDirectory(prefix="kvprobe-") as scratch, contextlib.ExitStack() as stack:
         children: list[_Child] = []
+        interrupted = False
         for end in (sockets or {}).values():
             stack.callback(end.close)
             # A timeout set on it would live on in the child as a non-blocking descriptor.
@@ -129,12 +130,27 @@ def run_workers(
             _start(jobs, children, scratch, python, stack, sockets or {})
             _watch(children, time.monotonic() + deadline_seconds, silence_seconds, on_event)
         except KeyboardInterrupt:
+            interrupted = True
             for child in children:
                 child.fail("interrupted", f"{child.job.name} was interrupted.")
         finally:
             for child in children:
                 _kill(child)
-        return [_outcome(child) for child in children]
+        outcomes = [_outcome(child) for child in children]
+        return _with_interrupt(jobs, outcomes) if interrupted else outcomes
+
+
+def _with_interrupt(jobs: Sequence[WorkerJob], outcomes: list[WorkerOutcome]) -> list[WorkerOutcome]:
+    """Ctrl-C must not get lost: not for children that had not started, nor when all had just ended."""
+    outcomes += [_interrupted(WorkerOutcome(name=job.name)) for job in jobs[len(outcomes) :]]
+    if not any(o.error_kind == "interrupted" for o in outcomes):
+        outcomes[0] = _interrupted(outcomes[0])
+    return outcomes
+
+
+def _interrupted(outcome: WorkerOutcome) -> WorkerOutcome:
+    text = f"{outcome.name} was interrupted."
+    return msgspec.structs.replace(outcome, result=None, error=text, error_kind="interrupted")
 
 
 def _start(
