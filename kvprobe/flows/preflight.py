@@ -32,6 +32,7 @@ from kvprobe.probes.model_config import load_model_config
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.kvprobe_itself import not_measured
 from kvprobe.rules.ladder_facts import LadderFacts
+from kvprobe.rules.run import interrupted
 from kvprobe.rules.transfer import RULES as TRANSFER_RULES
 from kvprobe.rules.transfer_quality import LADDER_RULES, PATH_RULES, GpuPathFacts
 
@@ -86,10 +87,17 @@ class _Preflight:
         self.evidence.append(seen)
         self._plan(pairs[0][1].compute_capability)
         self.findings += judge_host(self.door.policy, self.host.facts)
-        for prefill, decode in pairs:
-            if self.ladders and self.door.system.interrupted:
-                break  # the pair that was interrupted is UNKNOWN already
-            self._pair(seen.facts, prefill, decode)
+        try:
+            for prefill, decode in pairs:
+                if not self.door.system.interrupted or not self.ladders:
+                    self._pair(seen.facts, prefill, decode)
+        except KeyboardInterrupt:
+            # Between two runs of workers; within one, its outcomes say so.
+            if not self.ladders:
+                raise
+            self.door.system.interrupted = True
+        if len(self.ladders) < len(pairs):
+            self.findings += interrupted(None, self.door.policy)
         draft = self._finish(judged=True)
         return draft if self.diagnosis is None else with_diagnosis(self.door, draft, self.diagnosis)
 

@@ -249,3 +249,14 @@ def test_a_config_that_sizes_nothing_is_unknown(text: str, says: str, tmp_path: 
     failed = finding(report, "KVP901")
     assert says in failed["title"] and failed["remedy"]["text"] and len(failed["title"]) < 400
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_interrupted_between_two_pairs_shows_the_first_and_is_not_a_go(tmp_path: Path) -> None:
+    def edit(entries: list[Entry]) -> None:
+        for outcome in answers(entries, "nixl"):
+            outcome.update({"error": f"{outcome['name']} was interrupted.", "error_kind": "interrupted"})
+
+    code, report = replay(edited(tmp_path / "r", edit, all_pairs=True))
+    assert code == 130 and report["run"]["interrupted"] is True
+    assert finding(report, "KVP203")["status"] == "pass", "the first pair was measured"
+    assert finding(report, "KVP922")["status"] == "unknown" and report["verdict"]["status"] == "unknown"
