@@ -98,8 +98,11 @@ class Endpoints:
             return self._exchange("POST", role, path, one[0], False, one[1])
 
         def look() -> Any:
-            with ThreadPoolExecutor(len(requests)) as pool:
+            pool = ThreadPoolExecutor(len(requests))
+            try:
                 answers = list(pool.map(send, requests))
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for no answer
             failed = [a for a in answers if not a.ok]
             began, ended = min(a.started for a in answers), max(a.ended for a in answers)
             first = failed[0] if failed else None
