@@ -135,6 +135,8 @@ def nearest_option(written: str) -> str | None:
     name = written.replace("_", "-")
     if name in REPLACED:
         return REPLACED[name]
+    if "disagg" in name:
+        return "--kv-transfer-config (vllm serve has no option for disaggregation itself)"
     forms = [*options(), *("--no-" + n[2:] for n, k in options().items() if k.kind == "bool")]
     near = difflib.get_close_matches(name, forms, 1, 0.82)
     return near[0] if near else None

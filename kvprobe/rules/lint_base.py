@@ -80,7 +80,7 @@ OUTCOME_OF = {
     "ucx_tls_no_cuda": "will_crash",
     "unclosed_quote": "will_not_start",
     "unknown_flag": "will_not_start",
-    "vllm_too_old": "feature_inactive",
+    "vllm_too_old": "will_not_start",
 }
 """What a label leads to when it is an error; ``risky`` where a label is not listed."""
 _WARN_WORST = OUTCOMES.index("broken_or_slow")
@@ -93,7 +93,10 @@ def outcome(findings: Iterable[Finding]) -> str:
         if finding.code is None:
             continue
         if finding.status in (Status.FAIL, Status.WARN):
-            name = "feature_inactive" if finding.id == "KVP508" else OUTCOME_OF.get(finding.code, "risky")
+            ignored = finding.id == "KVP508" or (
+                finding.code == "vllm_too_old" and finding.status is Status.WARN
+            )
+            name = "feature_inactive" if ignored else OUTCOME_OF.get(finding.code, "risky")
             at = OUTCOMES.index(name)
             if finding.status is Status.WARN and at > _WARN_WORST:
                 at = OUTCOMES.index("risky")

@@ -41,6 +41,8 @@ def side_channel_host(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
         found += _advertised(pair.prefill, pair)
         if pair.decode.bidirectional or pair.decode.nixl.connector == "NixlPushConnector":
             found += _advertised(pair.decode, pair)
+        else:
+            found += _copied(pair.decode, pair)
         if not any(f.code for f in found):
             value = pair.prefill.setting(HOST) or ""
             found.append(
@@ -49,14 +51,19 @@ def side_channel_host(facts: LintFacts, policy: Policy) -> Iterable[Finding]:
     yield from merged(found)
 
 
+def _right_address(side: Instance) -> str:
+    own = f"{HOST}={(side.host.address if side.host else '') or 'the address of its own host'}"
+    if not own_network(side):
+        return own
+    if side.command.box is None or side.command.box.kind == "pod":
+        return f"{HOST} from the pod's own IP (fieldRef: status.podIP)"
+    return f"{own}, with the side-channel port published or --network host"
+
+
 def _advertised(side: Instance, pair: Pair) -> Iterable[Finding]:
     value = side.setting(HOST)
     other = pair.decode if side is pair.prefill else pair.prefill
-    right = side.host.address if side.host and side.host.address else ""
-    advice = f"{HOST}={right or 'the address of its own host'}" if not own_network(side) else (
-        f"{HOST} from the pod's own IP (fieldRef: status.podIP)" if side.command.box is None or side.command.box.kind == "pod"
-        else f"{HOST}={right or 'the address of its own host'}, with the side-channel port published or --network host"
-    )  # fmt: skip
+    advice = _right_address(side)
     if value is None or value == "":
         yield say(
             "KVP520", "side-channel-host", "error",
@@ -80,15 +87,21 @@ def _advertised(side: Instance, pair: Pair) -> Iterable[Finding]:
             f"{HOST}={value} on {side.role} is in Docker's default bridge network, which other hosts cannot reach",
             code="side_channel_host_unroutable", where=side.place(HOST), fix=f"Set {advice}.",
         )  # fmt: skip
-    elif (
-        other.host
-        and value in (other.host.address, other.host.name)
-        and value not in (right, side.host.name if side.host else "")
-    ):
+    else:
+        yield from _copied(side, pair)
+
+
+def _copied(side: Instance, pair: Pair) -> Iterable[Finding]:
+    """The other host's address cannot be bound here, whichever side asks the other (``Cannot assign requested address``)."""
+    value = side.setting(HOST)
+    other = pair.decode if side is pair.prefill else pair.prefill
+    own = (side.host.address, side.host.name) if side.host else ()
+    if value and other.host and value in (other.host.address, other.host.name) and value not in own:
         yield say(
             "KVP520", "side-channel-host", "error",
-            f"{HOST}={value} on {side.role} is the address of {other.role}'s host {other.host.name}: a copied environment",
-            code="side_channel_host_not_local", where=side.place(HOST), fix=f"Set {advice}.",
+            f"{HOST}={value} on {side.role} is the address of {other.role}'s host {other.host.name}: a copied environment\n"
+            f"{side.role} cannot bind it and hangs at start (Cannot assign requested address)",
+            code="side_channel_host_not_local", where=side.place(HOST), fix=f"Set {_right_address(side)}.",
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from kvprobe.rules.lint_base import outcome
 from tests.launches import (
     DECODE_ENV,
     ONE_HOST,
@@ -98,6 +99,7 @@ def test_a_right_pair_is_clean() -> None:
         ("unknown_flag", "error", pair("--chunked-prefill")),
         ("unknown_flag", "error", pair("--tensor-paralel-size 1")),
         ("unknown_flag", "error", pair("--swap-space 16")),
+        ("unknown_flag", "error", pair("--enable-disagg-prefill")),
         ("unknown_flag", "info", pair("--my-own-plugin-option 3")),
     ],
 )  # fmt: skip
@@ -113,8 +115,9 @@ def test_labels_on_one_host(label: str, severity: str, launch: dict[str, str]) -
         ("side_channel_host_unroutable", "VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.1.1", ""),
         ("side_channel_host_unroutable", "VLLM_NIXL_SIDE_CHANNEL_HOST=localhost", ""),
         ("side_channel_host_not_local", "VLLM_NIXL_SIDE_CHANNEL_HOST=192.0.2.12", ""),
+        ("side_channel_host_not_local", "VLLM_NIXL_SIDE_CHANNEL_HOST=192.0.2.11", "VLLM_NIXL_SIDE_CHANNEL_HOST=192.0.2.11"),
     ],
-)
+)  # fmt: skip
 def test_side_channel_across_hosts(label: str, prefill_env: str, decode_env: str) -> None:
     launch = {"prefill.sh": serve(prefill_env, "", P), "decode.sh": serve(decode_env, "", D)}
     assert alarms(launch, TWO_HOSTS) == {label: "error"}
@@ -172,6 +175,13 @@ def test_libfabric_does_not_read_ucx_variables() -> None:
 def test_what_only_a_newer_vllm_can(version: str, label: str, launch: dict[str, str]) -> None:
     assert label in alarms(launch, ONE_HOST, version)
     assert label not in alarms(launch, ONE_HOST, "0.33.0")
+
+
+def test_what_an_older_vllm_refuses_and_what_it_ignores() -> None:
+    push = pair(prefill_config=nixl("kv_producer", connector="NixlPushConnector"), decode_config=nixl("kv_consumer", connector="NixlPushConnector"))  # fmt: skip
+    ignored = pair(prefill_config=nixl("kv_producer", BIDIRECTIONAL), decode_config=nixl("kv_consumer", BIDIRECTIONAL))  # fmt: skip
+    assert outcome(findings(push, ONE_HOST, "0.20.2")) == "will_not_start"
+    assert outcome(findings(ignored, ONE_HOST, "0.20.2")) == "feature_inactive"
 
 
 @pytest.mark.parametrize(
