@@ -100,6 +100,16 @@ def test_a_live_report_that_cannot_be_fitted(
     assert says in report["error"]["reason"]
 
 
+def test_a_median_tax_goes_with_a_median_transfer(tmp_path: Path) -> None:
+    """The mean of a few transfers holds the slow first one; the tax is a median and does not."""
+    row = {"prompt_tokens": 512, "pairs": 6, "tax": {"median": 0.1}, "transfer": {"xfer_seconds": 0.06}, "colocated_itl": {"median": 0.005}}  # fmt: skip
+    for more, seconds in (({}, 0.06), ({"xfer": {"median": 0.03}}, 0.03)):
+        code, report = kvprobe("calibrate", str(live_report(tmp_path, {"lengths": [row | more]})))
+        assert code == 0
+        (sample,) = report["result"]["samples"]
+        assert sample["transfer_seconds"] == seconds
+
+
 def test_the_version_can_be_named(tmp_path: Path) -> None:
     file = live_report(tmp_path, {"vllm_version": None})
     code, report = kvprobe("calibrate", str(file), "--vllm-version", "0.33.0")

@@ -153,6 +153,7 @@ def _proxy(rows: list[dict[str, Any]]) -> Table:
 
 
 def _load(rows: list[dict[str, Any]]) -> Table:
+    rows = sorted(rows, key=lambda row: (row["rate"], row["way"]))  # the ways ran in random order
     targets = any(row.get("good") is not None for row in rows)
     names = ("rate", "way", "ITL p50", "p99", "longest", "gaps", "TTFT p50", "done")
     table = _table(*names, *(("good",) if targets else ()))
