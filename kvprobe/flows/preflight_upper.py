@@ -13,7 +13,7 @@ from kvprobe.models.prompt_steps import JUDGED_TOKENS
 
 _SAME_SIZE = 0.1
 """A log interval counts for rung 5 when its mean transfer is this close to the judged bytes."""
-_LIVE = {"requests": 6, "load_seconds": 0.0, "output_tokens": 8, "max_seconds": 120.0}
+_LIVE = {"requests": 6, "load_seconds": 0.0, "output_tokens": 8, "max_seconds": 120.0, "settle": True}
 
 
 def engine_rung(door: Door, path: str, size: int) -> tuple[Rung, AnyEvidence]:
@@ -31,9 +31,8 @@ def engine_rung(door: Door, path: str, size: int) -> tuple[Rung, AnyEvidence]:
     seconds = sum(i.xfer_seconds_total or 0.0 for i in near)
     if not transfers:
         sizes = sorted({round(i.avg_mib_per_transfer) for i in found if i.avg_mib_per_transfer})
-        seen = (
-            f"its transfers average {sizes[0]:,} to {sizes[-1]:,} MiB" if sizes else "it has no transfer line"
-        )
+        span = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1]))) if sizes else ""
+        seen = f"its transfers average {span} MiB" if sizes else "it has no transfer line"
         return Rung(
             number=5, status="unknown", note=f"{path}: {seen}, none about {size / 2**20:,.0f} MiB"
         ), evidence
