@@ -1,8 +1,8 @@
 """Bring a fresh deployment into the state that traffic leaves, before anything is timed.
 
 vLLM takes KV blocks from a free list and puts them back in reverse (vllm/v1/core/block_pool.py). Where requests come
-one by one, every other one so finds its blocks in rising order on both sides, and NIXL merges them into one piece a
-region: with 6 pairs of 512 tokens on a fresh pair 2 of 6 transfers had 28 descriptors instead of 896
+one by one, some of them therefore find their blocks in rising order on both sides, and NIXL merges those into one
+piece a region: with 6 pairs of 512 tokens on a fresh pair 2 of 6 transfers had 28 descriptors instead of 896
 (samples/scenarios/h200-x2-live-nvlink). Requests that overlap leave the list mixed. So decode first serves short
 streams that grow side by side, each block of one lying between those of the others.
 """

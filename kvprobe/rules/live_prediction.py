@@ -12,7 +12,8 @@ from kvprobe.rules.base import Rule
 from kvprobe.units import format_seconds
 
 _SCATTERED = 0.8
-"""Of the planned pieces. Scattered blocks gave 98 to 100 % of them, blocks in order 3 to 75 % (recordings of 2x H200)."""
+"""Of the planned pieces. On 2x H200 scattered blocks made 87 to 100 % of them; a transfer in order 0.2 to 3 %, and a fresh
+pair that served one request at a time 68 to 72 % on average over NVLink (samples/scenarios/h200-x2-live-nvlink)."""
 
 
 def prediction(facts: LiveFacts, policy: Policy) -> Iterable[Finding]:
