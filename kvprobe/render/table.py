@@ -82,7 +82,8 @@ _ASCII = str.maketrans({
 
 
 def _draw(console: Console, report: Report, look: Look) -> None:
-    console.print(Text(_headline(report), style="bold"))
+    for line in textwrap.wrap(_headline(report), console.width, **_WHOLE_WORDS):
+        console.print(Text(line, style="bold"))
     if report.run.replayed_from:
         told = f"replayed from {report.run.replayed_from}, recorded {report.run.started_at}"
         for line in textwrap.wrap(told, console.width, **_WHOLE_WORDS):

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 SCENARIOS = ROOT / "samples" / "scenarios"
 GOLDEN = ROOT / "tests" / "golden" / "scenarios"
 NAMES = sorted(p.parent.name for p in SCENARIOS.glob("*/request.json"))
-PREFLIGHTS = [n for n in NAMES if json.loads((SCENARIOS / n / "request.json").read_text())["command"] == "preflight"]  # fmt: skip
+SCREENS = [n for n in NAMES if json.loads((SCENARIOS / n / "request.json").read_text())["command"] in ("preflight", "transfer", "tune")]  # fmt: skip
 
 # Medians in seconds of an independent script on the same kind of host (2x H200, NV18, NIXL 1.5.1, 2026-11-29):
 # ../shared/recordings/h200-x2/vram_bench.jsonl, variants vllm_default, no_cuda_ipc and expandable_segments, layout
@@ -98,7 +98,7 @@ def test_the_readme_says_where_it_is_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-@pytest.mark.parametrize("name", PREFLIGHTS)
+@pytest.mark.parametrize("name", SCREENS)
 def test_the_screen(name: str, width: int, tmp_path: Path) -> None:
     _, _, data = replay(name, tmp_path)
     text = renderer("table")(decode(data, name), Look(width=width))
