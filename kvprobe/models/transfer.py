@@ -164,10 +164,13 @@ class TransferFacts(msgspec.Struct, frozen=True, kw_only=True):
         return observed_transport(self.protocols, op)
 
     def fit(self, op: str) -> CostFit | None:
-        """Cost fit over the warm medians of an operation, one request at a time; None without series."""
+        """Cost fit over the warm medians of an operation, one request at a time.
+
+        None for fewer than two different transfers: any term explains a single one, and would predict anything.
+        """
         points = [
             Point(descriptors=s.sent_descriptors, bytes=s.bytes, seconds=median(s.seconds))
             for s in self.series
             if s.op == op and s.seconds and s.in_flight == 1
         ]
-        return fit(points) if points else None
+        return fit(points) if len({(p.descriptors, p.bytes) for p in points}) > 1 else None

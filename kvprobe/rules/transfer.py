@@ -241,7 +241,7 @@ def complete(facts: LadderFacts, policy: Policy) -> Iterable[Finding]:
             status=status,
             title=f"the transfer measurement {facts.subject} ended early: {run.failure}",
             remedy=Remedy(text=remedy),
-            notes=(f"{len(run.series)} series were measured before",) if run.series else (),
+            notes=(f"series measured before: {len(run.series)}",) if run.series else (),
             evidence=facts.evidence,
         )
         return

@@ -148,7 +148,7 @@ def test_half_way_keeps_what_was_measured_and_is_not_a_go(tmp_path: Path) -> Non
     code, report = replay(edited(tmp_path / "r", edit))
     assert code == 3 and finding(report, "KVP203")["status"] == "pass"
     assert finding(report, "KVP205")["status"] == "unknown"
-    assert finding(report, "KVP205")["notes"] == ["5 series were measured before"], "the writes are prefill's"
+    assert finding(report, "KVP205")["notes"] == ["series measured before: 5"], "the writes are prefill's"
 
 
 def test_wrong_bytes_are_no_go(tmp_path: Path) -> None:

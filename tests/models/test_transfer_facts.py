@@ -64,3 +64,10 @@ def test_the_fit_takes_single_requests_of_one_operation() -> None:
     fitted = run.fit("READ")
     assert fitted is not None and len(fitted.points) == 2
     assert transfer(series(())).fit("READ") is None
+
+
+def test_one_transfer_is_no_fit() -> None:
+    """Ctrl-C after the first series: 512 tokens must not tell how long 32,768 take."""
+    assert transfer(series(tokens=512)).fit("READ") is None
+    assert transfer(series(), series(op="WRITE")).fit("WRITE") is None
+    assert transfer(series(tokens=512), series(tokens=512, order="contiguous")).fit("READ") is not None

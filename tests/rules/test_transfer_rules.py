@@ -206,7 +206,7 @@ def test_a_side_that_died_is_unknown_and_what_it_measured_counts() -> None:
     run = transfer(series(), series((), tokens=32768), failure="decode was killed by SIGKILL.")
     found = one(complete, ladder(run))
     assert found.status is Status.UNKNOWN and "killed by SIGKILL" in found.title
-    assert found.notes == ("2 series were measured before",)
+    assert found.notes == ("series measured before: 2",)
     assert found.remedy is not None and "worker's log" in found.remedy.text
     assert judge(run_rules(RULES, ladder(run), POLICY)).exit_code == 3
 
