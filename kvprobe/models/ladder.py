@@ -94,8 +94,8 @@ def losses(rungs: Sequence[Rung]) -> tuple[Loss, ...]:
 
 
 def largest_loss(rungs: Sequence[Rung]) -> Loss | None:
-    """The loss with the most seconds; None when fewer than two rungs were measured."""
-    return max(losses(rungs), key=lambda loss: loss.seconds, default=None)
+    """The loss with the most seconds; None when fewer than two rungs were measured, or nothing is lost."""
+    return max((x for x in losses(rungs) if x.seconds > 0), key=lambda loss: loss.seconds, default=None)
 
 
 def describe(rungs: Sequence[Rung]) -> list[dict[str, object]]:

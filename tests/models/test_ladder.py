@@ -40,6 +40,8 @@ def test_a_faster_rung_above_is_a_gain_and_never_the_largest_loss() -> None:
     assert losses(rungs)[0].seconds < 0
     top = largest_loss(rungs)
     assert top is not None and top.rung == 3
+    assert largest_loss(rungs[:2]) is None
+    assert not any(row["largest_loss"] for row in describe(rungs[:2]))
 
 
 @pytest.mark.parametrize("rungs", [[], [rung(4, 0.05)], [rung(3, None), rung(4, None)]])
