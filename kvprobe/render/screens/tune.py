@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, labelled
 from kvprobe.report import Report
 from kvprobe.units import format_seconds, significant
 
@@ -64,10 +64,11 @@ def _short(transport: str | None) -> str:
 
 
 def _winner(base: dict[str, Any], best: dict[str, Any]) -> tuple[RenderableType, ...]:
-    lines = [
+    lines: list[RenderableType] = [
         Text(f"transfer  {format_seconds(base['whole_seconds'])} -> {format_seconds(best['whole_seconds'])} ({significant(best['speedup'])} times as fast, median of {best['samples']})"),
         Text(f"tax p50   {format_seconds(base['tax_p50_seconds'])} -> {format_seconds(best['tax_p50_seconds'])}"),
     ]  # fmt: skip
     lines += [Text(f"set       {line}", style="bold") for line in best["settings"]]
-    lines += [Text(f"costs     {line}") for line in best["costs"]]
+    if best["costs"]:
+        lines.append(labelled(*(("costs", line) for line in best["costs"])))
     return tuple(lines)
