@@ -41,6 +41,18 @@ def start(tmp_path: Path, *argv: str, env: dict[str, str] | None = None, config:
     return subprocess.Popen(command, env={**os.environ, **home, **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)  # fmt: skip
 
 
+def in_the_middle(tmp_path: Path) -> subprocess.Popen[str]:
+    """A run that has measured two series of many and is in its third."""
+    more = [x for n in range(1024, 8192, 1024) for x in ("--prompt-tokens", str(n))]
+    large = {**CONFIG, "num_hidden_layers": 28, "num_key_value_heads": 4}
+    process = start(tmp_path, "--memory", "dram", "--no-ucx", "--max-memory", "400MiB", "--budget", "60s", *more, config=large)  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "NIXL read-contiguous-8192" in line:
+            break
+    return process
+
+
 def ended(process: subprocess.Popen[str], tmp_path: Path) -> tuple[int, dict[str, Any], str]:
     """Exit code, document, stderr; nothing of its process group is left."""
     _, err = process.communicate(timeout=120)
@@ -97,13 +109,7 @@ class TestInHostMemory:
     def test_interrupted_in_the_middle_shows_what_was_measured(
         self, number: signal.Signals, tmp_path: Path
     ) -> None:
-        more = [x for n in range(1024, 8192, 1024) for x in ("--prompt-tokens", str(n))]
-        large = {**CONFIG, "num_hidden_layers": 28, "num_key_value_heads": 4}
-        process = start(tmp_path, "--memory", "dram", "--no-ucx", "--max-memory", "400MiB", "--budget", "60s", *more, config=large)  # fmt: skip
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "NIXL read-contiguous-8192" in line:  # the third step: two were measured
-                break
+        process = in_the_middle(tmp_path)
         process.send_signal(number)
         code, report, _ = ended(process, tmp_path)
         assert code == 130 and report["run"]["interrupted"] is True
@@ -112,6 +118,21 @@ class TestInHostMemory:
         shown = {(t["order"], t["prompt_tokens"]): t["seconds"] for t in report["result"]["transfers"]}
         assert shown["shuffled", 512] and shown["shuffled", 8192]
         assert report["verdict"]["status"] in ("unknown", "no_go"), "no_go only by the speed of this machine"
+
+    @pytest.mark.parametrize(("number", "says"), [(signal.SIGKILL, "killed by SIGKILL"), (signal.SIGSTOP, "no sign of life")])  # fmt: skip
+    def test_a_worker_that_is_killed_or_stopped(
+        self, number: signal.Signals, says: str, tmp_path: Path
+    ) -> None:
+        process = in_the_middle(tmp_path)
+        workers = sorted(p.pid for p in psutil.Process(process.pid).children())
+        assert len(workers) == 2
+        os.kill(workers[1], number)
+        code, report, _ = ended(process, tmp_path)
+        failed = finding(report, "KVP205")
+        assert code == 3 or finding(report, "KVP203")["status"] == "fail", "a fail is this machine's speed"
+        assert failed["status"] == "unknown" and says in failed["title"] and failed["remedy"]["text"]
+        assert report["result"]["transfers"], "what was measured before is shown"
+        assert not [pid for pid in workers if psutil.pid_exists(pid)]
 
     def test_interrupted_in_an_early_rung_starts_no_other(self, tmp_path: Path) -> None:
         process = start(tmp_path, "--memory", "dram", config={**CONFIG, "num_hidden_layers": 80})
