@@ -80,7 +80,9 @@ def rung(number: int, name: str, seconds: float | None, loss: float | None, **mo
     }  # fmt: skip
 
 
-def series(order: str, tokens: int, size: int, descriptors: int, seconds: tuple[float, ...]) -> dict[str, Any]:
+def series(
+    order: str, tokens: int, size: int, descriptors: int, seconds: tuple[float, ...]
+) -> dict[str, Any]:
     """One series of samples, as the transfer worker's facts give it."""
     return {
         "op": "READ", "order": order, "prompt_tokens": tokens, "in_flight": 1, "bytes": size, "descriptors": descriptors,

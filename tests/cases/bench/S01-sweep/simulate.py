@@ -44,7 +44,9 @@ def serve(rate, seed, split):
         for _ in range(OUTPUT - 1):
             gap = STEP * draw.uniform(0.95, 1.1)
             if not split:
-                gap += sum(end - max(begin, now) for begin, end in prefills if begin <= now + gap and end > now)
+                gap += sum(
+                    end - max(begin, now) for begin, end in prefills if begin <= now + gap and end > now
+                )
             gaps.append(gap)
             now += gap
         found.append((start, first - start, gaps))
