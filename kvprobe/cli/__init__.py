@@ -110,10 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         error.show()
         return report_usage_error(error, arguments)
     except UsageError as error:
-        click.echo(f"kvprobe: {error}", err=True)
+        _tell(error)
         return ExitCode.USAGE
     except KvprobeError as error:
-        click.echo(f"kvprobe: {error}", err=True)
+        _tell(error)
         return ExitCode.UNKNOWN
     except (click.Abort, KeyboardInterrupt):
         click.echo("kvprobe: interrupted.", err=True)
@@ -133,6 +133,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"kvprobe: internal error, {kind}: {error}. Run again with -v and report the traceback.", err=True
         )
         return ExitCode.UNKNOWN
+
+
+def _tell(error: KvprobeError) -> None:
+    from kvprobe.render.line import harmless
+
+    click.echo(f"kvprobe: {harmless(str(error))}", err=True)
 
 
 def entry_point() -> None:

@@ -23,6 +23,7 @@ from kvprobe.finding import ExitCode, Finding, Verdict, VerdictStatus, judge
 from kvprobe.flows import Door, Draft
 from kvprobe.policy import Policy, apply_waivers
 from kvprobe.render import Look
+from kvprobe.render.line import harmless
 from kvprobe.report import PolicyUsed, Report, Run
 from kvprobe.rules.kvprobe_itself import not_measured
 from kvprobe.rules.run import crashed, expired_waivers, interrupted
@@ -73,7 +74,7 @@ def failed_report(command: str, error: KvprobeError, *, told: bool = False) -> R
     """The document of a call that ended before there was anything to judge; ``told``: stderr has its sentence."""
     usage = isinstance(error, UsageError)
     if usage and not told:
-        click.echo(f"kvprobe: {error}", err=True)
+        click.echo(f"kvprobe: {harmless(str(error))}", err=True)
     policy = Policy(name="none", source="not loaded")
     findings = () if usage else tuple(not_measured(error, policy))
     draft = _failed(error.reason, error.remedy, findings)
@@ -112,7 +113,7 @@ def execute(ctx: click.Context, common: Common, params: dict[str, Any], flow: Fl
         except UsageError as error:
             draft = Draft(error={"reason": error.reason, "remedy": error.remedy})
             code = ExitCode.USAGE
-            click.echo(f"kvprobe: {error}", err=True)
+            click.echo(f"kvprobe: {harmless(str(error))}", err=True)
         except KvprobeError as error:
             draft = _failed(error.reason, error.remedy, not_measured(error, policy))
         except KeyboardInterrupt:

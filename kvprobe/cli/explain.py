@@ -55,7 +55,7 @@ def _list() -> None:
 
 def _drawn(page: str) -> str:
     """Markdown drawn for a terminal; as it is into a pipe or a file."""
-    if not sys.stdout.isatty():
+    if not (sys.stdout and sys.stdout.isatty()):
         return page.rstrip()
     import io
 

@@ -30,7 +30,7 @@ def list_() -> None:
 
     found = gates()
     width = max(map(len, found), default=0)
-    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout.isatty() else 1000
+    room = shutil.get_terminal_size().columns - width - 2 if sys.stdout and sys.stdout.isatty() else 1000
     for name, path in found.items():
         first, *more = textwrap.wrap(purpose(path), max(30, room)) or [""]
         click.echo(f"{name:<{width}}  {first}".rstrip())

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kvprobe.errors import ExitCode, UsageError
+from kvprobe.errors import ExitCode, KvprobeError, UsageError
 from kvprobe.render import EXTENSIONS, RENDERERS, Look, renderer
 from kvprobe.report import Report
 from kvprobe.system import write_atomically
@@ -21,7 +21,8 @@ SUMMARY_LIMIT_BYTES = 4096
 
 def look_of(color: str, *, verbose: bool, quiet: bool, to_file: bool) -> Look:
     """Honours NO_COLOR, FORCE_COLOR, TERM=dumb, non-terminals and non-UTF-8 output."""
-    tty = sys.stdout.isatty() and not to_file
+    # Python's stdout is None where the caller closed it (>&-).
+    tty = sys.stdout is not None and sys.stdout.isatty() and not to_file
     env = os.environ
     if color == "auto":
         colored = bool(env.get("FORCE_COLOR")) or (
@@ -29,7 +30,9 @@ def look_of(color: str, *, verbose: bool, quiet: bool, to_file: bool) -> Look:
         )
     else:
         colored = color == "always"
-    encoding = "utf-8" if to_file else (sys.stdout.encoding or locale.getpreferredencoding(False))
+    encoding = (
+        "utf-8" if to_file else (getattr(sys.stdout, "encoding", None) or locale.getpreferredencoding(False))
+    )
     return Look(
         verbose=verbose,
         quiet=quiet,
@@ -70,7 +73,7 @@ def write_summary(report: Report, file: str) -> None:
 
 
 def emit(report: Report, form: str, output: str | None, look: Look) -> None:
-    """Render to stdout, or atomically to ``output``."""
+    """Render to stdout, or atomically to ``output``. Raises KvprobeError for a full disk behind stdout."""
     if output:
         write_report(report, form, output, look)
     else:
@@ -80,6 +83,8 @@ def emit(report: Report, form: str, output: str | None, look: Look) -> None:
         except BrokenPipeError:
             # The reader (head, grep -q) has enough; the exit code still tells the verdict.
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+        except OSError as error:
+            raise KvprobeError(f"The report could not be written to stdout: {error.strerror}.") from None
 
 
 def exit_code(report: Report, form: str) -> int:

@@ -9,6 +9,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.status import Status
 
+from kvprobe.render.line import harmless
+
 
 class TerminalProgress:
     """Implements :class:`kvprobe.flows.Progress` for people."""
@@ -34,7 +36,7 @@ class TerminalProgress:
         if not self._on:
             return
         count = f"[{index}/{total}] " if index is not None and total is not None else ""
-        self._text = f"{count}{text}"
+        self._text = harmless(f"{count}{text}")
         if self._live:
             if self._status is None:
                 self._status = self._console.status(self._text)
@@ -45,8 +47,8 @@ class TerminalProgress:
 
     def detail(self, text: str) -> None:
         if self._live and self._status is not None:
-            self._status.update(f"{self._text} {text}".replace("[", "\\["))
+            self._status.update(harmless(f"{self._text} {text}").replace("[", "\\["))
 
     def warn(self, text: str) -> None:
         if self._on:
-            self._console.print(f"kvprobe: {text}")
+            self._console.print(f"kvprobe: {harmless(text)}")

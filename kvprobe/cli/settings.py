@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 import msgspec
@@ -16,10 +16,22 @@ import msgspec
 from kvprobe.assets import profile_path
 from kvprobe.errors import UsageError
 from kvprobe.policy import Policy, did_you_mean, overlay, parse_policy
+from kvprobe.render.line import harmless
 
 SCHEMA = "kvprobe.config/v1"
 _TOP = ("schema", "profile", "policy_file", "state_dir", "defaults", "policy")
 _META = "kvprobe.settings"
+
+
+class ConfigurationError(click.ClickException):
+    """A wrong configuration file, found while Click still parses: told like a wrong call, in the format asked for."""
+
+    def __init__(self, error: UsageError, ctx: click.Context) -> None:
+        super().__init__(str(error))
+        self.ctx = ctx
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"kvprobe: {harmless(self.message)}", err=True, file=file)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,12 +87,13 @@ def find(asked: str | None) -> Settings:
 
 def config_callback(ctx: click.Context, option: click.Parameter, value: str | None) -> str | None:
     """Eager: the file's values become the defaults of the options that are read after this one."""
-    settings = find(value)
+    try:
+        settings = find(value)
+        defaults = option_defaults(settings, ctx.command, ctx.info_name or "")
+    except UsageError as error:
+        raise ConfigurationError(error, ctx) from None
     ctx.meta[_META] = settings
-    ctx.default_map = {
-        **(ctx.default_map or {}),
-        **option_defaults(settings, ctx.command, ctx.info_name or ""),
-    }
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return value
 
 

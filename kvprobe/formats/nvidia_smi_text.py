@@ -91,6 +91,10 @@ _FOREIGN: tuple[tuple[str, str, str], ...] = (
 _COMPILED_FOREIGN = tuple((tool, vendor, re.compile(pattern)) for tool, vendor, pattern in _FOREIGN)
 
 
+_LONGEST_LINE = 4_000
+"""Characters that are read of a line: enough for 64 GPUs and their NICs, too few for a pattern to take seconds."""
+
+
 def clean_lines(text: str, source: str) -> list[str]:
     """Lines without escape codes, carriage returns, prefixes of log collectors, and Markdown. Raises FormatError."""
     if text.count("\x00") > len(text) // 3:  # UTF-16, as PowerShell's > writes it
@@ -105,7 +109,7 @@ def clean_lines(text: str, source: str) -> list[str]:
 
 
 def _clean(line: str) -> str:
-    line = _ANSI.sub("", line[:20_000]).translate(_INVISIBLE)
+    line = _ANSI.sub("", line[:_LONGEST_LINE]).translate(_INVISIBLE)
     if "^I" in line:
         line = line.replace("^I", "\t").removesuffix("$").replace("^M", "")
     line = _PREFIX.sub("", line)

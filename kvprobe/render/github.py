@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kvprobe.finding import Finding, Status, VerdictStatus
 from kvprobe.render import Look
-from kvprobe.render.line import headline, problems
+from kvprobe.render.line import harmless, headline, problems
 from kvprobe.render.words import describe_expected, describe_quantity
 from kvprobe.report import Report
 
@@ -45,4 +45,4 @@ def _command(level: str, title: str, text: str) -> str:
 
 
 def _escape(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return harmless(text).replace("%", "%25").replace("\n", "%0A")

@@ -48,6 +48,11 @@ def summary(report: Report, limit_bytes: int) -> str:
     return clipped("\n".join(lines), limit_bytes - 1) + "\n"
 
 
+def harmless(text: str) -> str:
+    """Control characters become spaces, line breaks stay: file names and log lines come from others."""
+    return "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+
+
 def one_line(text: str) -> str:
     """Control characters and line breaks become single spaces."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -16,6 +16,7 @@ from kvprobe.evidence import AnyEvidence
 from kvprobe.figures import figures, number
 from kvprobe.finding import Finding, Status, VerdictStatus
 from kvprobe.render import Look
+from kvprobe.render.line import harmless
 from kvprobe.report import Report
 
 _STATE = {Status.PASS: 0, Status.WARN: 1, Status.FAIL: 2, Status.UNKNOWN: 3, Status.SKIP: 4}
@@ -117,4 +118,4 @@ def _build(report: Report) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
-    return text[:120]
+    return harmless(text)[:120]

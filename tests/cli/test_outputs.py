@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,7 @@ from kvprobe.cli.common import Common, common_options, execute
 from kvprobe.errors import ProbeError, UsageError
 from kvprobe.finding import Status
 from kvprobe.flows import Door, Draft
+from kvprobe.render import RENDERERS
 from kvprobe.store import Store, state_dir
 from tests.reports import finding, result
 
@@ -105,6 +110,57 @@ def test_nagios_gets_3_and_a_line_for_a_wrong_option(
 ) -> None:
     assert run(go, "--modle", "x", "--format", "nagios") == 3
     assert capsys.readouterr().out.startswith("KVPROBE UNKNOWN - No such option")
+
+
+@pytest.mark.parametrize("text", [b"a = [", b"\xff\xfe", b"nope = 1"])
+def test_a_wrong_configuration_file_overwrites_too(
+    run: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes
+) -> None:
+    config, prom = tmp_path / "c.toml", tmp_path / "k.prom"
+    config.write_bytes(text)
+    assert run(go, "--quiet", "--write", f"prom={prom}") == 0
+    capsys.readouterr()
+    call = ("--config", str(config), "--write", f"prom={prom}")
+    assert run(go, *call, "--format", "json") == 2
+    told = capsys.readouterr()
+    assert json.loads(told.out)["verdict"]["exit_code"] == 2
+    assert told.err.startswith("kvprobe: ") and str(config) in told.err
+    assert 'verdict="go"} 1' not in prom.read_text()
+    assert run(go, *call, "--format", "nagios") == 3
+    assert capsys.readouterr().out.startswith("KVPROBE UNKNOWN")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("form", ["table", "json", "line"])
+def test_a_full_disk_behind_stdout_is_told_in_a_sentence(form: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = program("topo", "--file", os.devnull, "--progress", "off", "--format", form, stdout=full)
+    assert done.returncode == 3
+    assert "could not be written to stdout: No space left on device" in done.stderr
+    assert "internal error" not in done.stderr
+
+
+def test_a_closed_stdout_leaves_the_exit_code(tmp_path: Path) -> None:
+    call = [sys.executable, "-m", "kvprobe", "topo", "--file", os.devnull, "--progress", "off"]
+    done = subprocess.run(
+        ["sh", "-c", f"{shlex.join(call)} >&-"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.parametrize("form", RENDERERS)
+def test_control_characters_of_a_file_name_reach_no_terminal(form: str, tmp_path: Path) -> None:
+    log = tmp_path / "d\x1b[2J\x07.log"
+    log.write_text("NIXL transfer failure: transfer_failed | Context: {}\n")
+    done = program("logs", str(log), "--format", form, stdout=subprocess.PIPE)
+    assert done.returncode in (1, 2), done.stderr
+    assert not {"\x1b", "\x07"} & {*done.stdout, *done.stderr}
+
+
+def program(*arguments: str, stdout: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvprobe", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False
+    )  # fmt: skip
 
 
 def test_several_outputs_of_one_run_agree(
