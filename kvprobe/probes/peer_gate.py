@@ -73,8 +73,8 @@ class Gate:
             except OSError:
                 return
             if not self._slots.acquire(blocking=False):
-                sock.close()
                 self._count("too_many", f"more than {_AT_ONCE} callers at once")
+                sock.close()
                 continue
             threading.Thread(target=self._admit, args=(sock, str(address[0])), daemon=True).start()
 
@@ -83,9 +83,9 @@ class Gate:
             wire = Wire(sock, who)
             hello = wire.admit(self._token, _ADMIT_SECONDS)
         except PeerError as error:
-            sock.close()
-            # A port scanner and a health check only connect: worth counting, not worth a line each.
+            # Counted before the caller sees the end. A port scanner and a health check only connect: not worth a line each.
             self._count(error.code, None if error.code in ("peer_lost", "peer_silent") else error.reason)
+            sock.close()
             return
         except OSError:
             sock.close()
