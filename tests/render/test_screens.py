@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvprobe.cli import main
 from kvprobe.finding import Status
 from kvprobe.render import Look, renderer
 from tests.reports import finding, report, result, rung
@@ -97,3 +99,27 @@ def test_transfer_shows_series_transport_and_levels() -> None:
     text = screen("transfer", {"transfers": [row, empty], "concurrency": [level]})
     assert "READ over cuda_ipc; WRITE over unknown transport" in text and "not measured" in text
     assert "14,336" in text and "0.50" in text and "transfers in flight" in text
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("logs", "samples/logs/h200-nvlink-decode.log.gz"),
+        ("lint", "samples/launch"),
+        ("template", "samples/templates/thinking-dropped.jinja"),
+        ("kvsize", "--model", "Qwen/Qwen2.5-7B-Instruct", "--explain"),
+        ("connectors", "--measure", "off"),
+    ],
+    ids=lambda call: call[0],
+)
+def test_prose_breaks_at_words_within_the_screen(
+    call: tuple[str, ...], width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    monkeypatch.setenv("COLUMNS", str(width))
+    main([*call, "--progress", "off"])
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if len(line) > width] == []
+    if call[0] == "logs":  # it was cut at the edge
+        assert "3.3 to 9 us were measured" in " ".join(shown.split())

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, sentences
 from kvprobe.report import Report
 from kvprobe.units import format_rate, format_seconds
 
@@ -20,18 +20,21 @@ def blocks(report: Report, look: Look) -> list[Block]:
     """``connectors`` and, when measured, ``the same plan over both libraries``."""
     result = report.result
     found = [
-        Block(title=f"connectors of vLLM {result['vllm_version']}", body=(_connectors(result["connectors"]),))
+        Block(
+            title=f"connectors of vLLM {result['vllm_version']}",
+            body=(_connectors(result["connectors"], look),),
+        )
     ]
     transfer = result["transfer"]
     if transfer["rows"]:
         body: tuple[RenderableType, ...] = (
-            Text(_caption(transfer), style="dim"),
+            sentences(Text(_caption(transfer), style="dim")),
             _rows(transfer["rows"]),
         )
         found.append(Block(title="Mooncake beside NIXL", body=body))
     outside = "; ".join(f"{name}: {why}" for name, why in result["out_of_scope"].items())
     if look.verbose:
-        found.append(Block(title="out of scope", body=(Text(outside),)))
+        found.append(Block(title="out of scope", body=(sentences(Text(outside)),)))
     return found
 
 
@@ -41,16 +44,25 @@ def _caption(transfer: dict[str, Any]) -> str:
     return f"{transfer['plan']}; {transfer['path']}; {samples} warm samples a row"
 
 
-def _connectors(states: list[dict[str, Any]]) -> Table:
+def _connectors(states: list[dict[str, Any]], look: Look) -> Table:
+    """Below 100 columns the packages stand in the last column, too."""
+    narrow = look.width < 100
     table = Table(box=None, pad_edge=False, show_edge=False, header_style="dim")
-    for column in ("connector", "status", "P/D", "package", "what is missing"):
+    for column in (
+        "connector",
+        "status",
+        "P/D",
+        *(() if narrow else ("package",)),
+        "what is missing" if not narrow else "package; what is missing",
+    ):
         table.add_column(column, overflow="fold", no_wrap=column in ("connector", "status"))
     for state in states:
         package = ", ".join(
             f"{p['distribution']} {p['version']}" for p in state["packages"] if p["distribution"]
         )
         missing = "; ".join(p["text"] for p in state["problems"]) or ""
-        table.add_row(state["name"], _STATUS[state["status"]], "yes" if state["pd"] else "", package, missing)
+        last = ("; ".join(filter(None, (package, missing))),) if narrow else (package, missing)
+        table.add_row(state["name"], _STATUS[state["status"]], "yes" if state["pd"] else "", *last)
     return table
 
 

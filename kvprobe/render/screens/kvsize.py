@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, sentences
 from kvprobe.report import Report
 from kvprobe.units import format_bytes
 
@@ -27,14 +27,14 @@ def blocks(report: Report, look: Look) -> list[Block]:
     if result.get("cross_check") and not result["cross_check"].get("error"):
         drawn.append(Block("vLLM's own", (_cross_check(result["cross_check"]),)))
     if result.get("explain"):
-        drawn.append(Block("arithmetic", tuple(Text(line) for line in result["explain"])))
+        drawn.append(Block("arithmetic", (sentences(*map(Text, result["explain"])),)))
     if result["assumptions"] or result["notes"]:
         drawn.append(Block("assumed", (_assumed(result),)))
     if look.verbose:
         keys = [
             Text(f"{name}: {', '.join(found)}", style="dim") for name, found in result["config_keys"].items()
         ]
-        drawn.append(Block("config keys", (_wrapped(keys),)))
+        drawn.append(Block("config keys", (sentences(*keys),)))
     return drawn
 
 
@@ -101,7 +101,7 @@ def _kind(group: dict[str, Any]) -> str:
 
 def _transfer(transfer: dict[str, Any]) -> tuple[RenderableType, ...]:
     if transfer["status"] != "ok":
-        return (_wrapped([Text(transfer["reason"] or transfer["status"], style="yellow")]),)
+        return (sentences(Text(transfer["reason"] or transfer["status"], style="yellow")),)
     table = _plain_table("prompt", "bytes", "descriptors", "largest", "all ranks", "", left=("",))
     refused: list[Text] = []
     for tokens, entry in transfer["prompts"].items():
@@ -122,21 +122,12 @@ def _transfer(transfer: dict[str, Any]) -> tuple[RenderableType, ...]:
     told = "descriptors before NIXL merges neighbours"
     if transfer["needs"]:
         told += f"; both sides need {', '.join(transfer['needs'])}"
-    return (table, _wrapped([*refused, Text(told, style="dim")]))
+    return (table, sentences(*refused, Text(told, style="dim")))
 
 
 def _assumed(result: dict[str, Any]) -> RenderableType:
     lines = [Text(f"{a['what']} = {a['value']}: {a['why']}") for a in result["assumptions"]]
-    return _wrapped([*lines, *(Text(note, style="dim") for note in result["notes"])])
-
-
-def _wrapped(lines: list[Text]) -> RenderableType:
-    """Sentences that break at words; the console itself leaves long lines to the terminal."""
-    table = Table(box=None, padding=0, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=False, overflow="fold")
-    for line in lines:
-        table.add_row(line)
-    return table
+    return sentences(*lines, *(Text(note, style="dim") for note in result["notes"]))
 
 
 def _log(agreement: dict[str, Any]) -> RenderableType:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, sentences
 from kvprobe.report import Report
 
 _ROLE_STYLE = {"prefill": "cyan", "decode": "blue"}
@@ -30,7 +30,7 @@ def blocks(report: Report, look: Look) -> list[Block]:
             else ""
         )
         line = Text(f"{words}, judged by vLLM {report.result.get('vllm_version')}{assumed}")
-        out.append(Block("what this leads to", (line,), below=True))
+        out.append(Block("what this leads to", (sentences(line),), below=True))
     return out
 
 

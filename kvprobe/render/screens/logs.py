@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, sentences
 from kvprobe.report import Report
 from kvprobe.units import format_bytes, format_rate, format_seconds, significant
 
@@ -134,8 +133,7 @@ def _requests(e: dict[str, Any]) -> str:
 
 
 def _wrapped(line: str, style: str = "") -> RenderableType:
-    """Long lines break between words."""
-    return Padding(Text(line, style=style), 0)
+    return sentences(Text(line, style=style))
 
 
 def _timeline_title(timeline: dict[str, Any]) -> str:

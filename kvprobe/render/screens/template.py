@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvprobe.render import Look
-from kvprobe.render.screens import Block
+from kvprobe.render.screens import Block, sentences
 from kvprobe.report import Report
 from kvprobe.units import format_seconds
 
@@ -97,7 +97,7 @@ def _values(name: str, settings: list[dict[str, Any]]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _cost(cost: dict[str, Any]) -> Text:
+def _cost(cost: dict[str, Any]) -> RenderableType:
     about = "" if cost["tokens_origin"] == "measured" else "about "
     tokenise = cost["tokenise_seconds_median"]
     text = (
@@ -107,4 +107,4 @@ def _cost(cost: dict[str, Any]) -> Text:
     )
     if cost["core_share"] is not None:
         text += f"; {cost['core_share'] * 100:.3g} % of a core at {cost['rate']:g} requests/s"
-    return Text(text)
+    return sentences(Text(text))
