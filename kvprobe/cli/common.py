@@ -65,7 +65,9 @@ def _guarded(function: F) -> F:
         try:
             return function(ctx, common, **params)
         except KvprobeError as error:
-            present(ctx, failed_report(ctx.info_name or "", error), common)
+            # `kvprobe baseline show` is a call of baseline, not of show.
+            command = ctx.command_path.split()[1:2]
+            present(ctx, failed_report("".join(command), error), common)
 
     return wrapper  # type: ignore[return-value]
 

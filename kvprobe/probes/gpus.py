@@ -118,7 +118,7 @@ def _explain(system: System, outcome: WorkerOutcome) -> ProbeError:
         )
     return ProbeError(
         "No NVIDIA driver is installed here, and no GPU was found.",
-        "Run kvprobe on the GPU node, give `kvprobe topo --file` a saved nvidia-smi text, or check the host-memory path with --memory dram.",
+        "Run kvprobe on the GPU node, give `kvprobe topo --file` a saved nvidia-smi text, or check the host-memory path with `kvprobe preflight --memory dram`.",
     )
 
 

@@ -270,3 +270,11 @@ def test_a_baseline_from_a_file_and_a_stored_one(
     assert run(go, "--baseline", str(tmp_path / "absent.json")) == 2
     good.write_text("{}")
     assert run(go, "--baseline", str(good)) == 3
+
+
+def test_a_group_names_itself_in_a_failed_report(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KVPROBE_STATE_DIR", str(tmp_path))
+    assert main(["baseline", "show", "--format", "json"]) == 3
+    assert json.loads(capsys.readouterr().out)["run"]["command"] == "baseline"
