@@ -6,11 +6,10 @@ import os
 import platform
 import re
 import sys
-from importlib import metadata
 
 from kvprobe import __version__
 from kvprobe.errors import KvprobeError
-from kvprobe.probes import gpus
+from kvprobe.probes import gpus, packages
 from kvprobe.system import Redactor, System, hide_passwords
 
 _PACKAGES = (
@@ -25,22 +24,12 @@ def collect(system: System) -> dict[str, dict[str, str]]:
     """Title -> name -> value; what could not be told says why."""
     found: dict[str, dict[str, str]] = {
         "kvprobe": {"version": __version__, "python": platform.python_version(), "platform": platform.platform(), "in": sys.prefix},
-        "packages": _packages(),
+        "packages": packages.installed(system, _PACKAGES),
         "GPUs": _gpus(system),
         "environment": _environment(),
     }  # fmt: skip
     told: dict[str, dict[str, str]] = Redactor()(found)
     return told
-
-
-def _packages() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def _gpus(system: System) -> dict[str, str]:

@@ -14,6 +14,7 @@ import msgspec
 
 from kvprobe.errors import FormatError, UsageError
 from kvprobe.evidence import Origin
+from kvprobe.models.linear import solve
 from kvprobe.models.ttft import BUILT_IN, Calibration, Constants, Staging, nearest, version_key
 
 SCHEMA = "kvprobe.calibration/v1"
@@ -177,16 +178,7 @@ def _weighted(rows: list[list[float]], target: list[float], weights: list[float]
     n = len(rows[0])
     table = list(zip(rows, target, weights, strict=True))
     matrix = [[sum(w * r[i] * r[j] for r, _, w in table) for j in range(n)] + [sum(w * r[i] * t for r, t, w in table)] for i in range(n)]  # fmt: skip
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda k: abs(matrix[k][i]))
-        if abs(matrix[pivot][i]) <= 1e-12 * max(1e-30, max(abs(v) for v in matrix[pivot])):
-            return None
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        for k in range(n):
-            if k != i:
-                factor = matrix[k][i] / matrix[i][i]
-                matrix[k] = [a - factor * b for a, b in zip(matrix[k], matrix[i], strict=True)]
-    return [matrix[i][n] / matrix[i][i] for i in range(n)]
+    return solve(matrix, lambda row, pivot: pivot <= 1e-12 * max(1e-30, max(abs(v) for v in row)))
 
 
 def warm_transfer_seconds(count: int, mean_seconds: float, p90_seconds: float) -> float:

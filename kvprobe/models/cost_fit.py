@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvprobe.models.linear import solve
+
 SPLIT_DESCRIPTORS = 1024
 """NIXL's default ``split_batch_size``: requests below run on one thread."""
 
@@ -130,13 +132,5 @@ def _solve(rows: list[list[float]]) -> list[float] | None:
     matrix = [
         [sum(r[i] * r[j] for r in rows) for j in range(n)] + [sum(r[i] for r in rows)] for i in range(n)
     ]
-    for i in range(n):
-        pivot = max(range(i, n), key=lambda k: abs(matrix[k][i]))
-        if abs(matrix[pivot][i]) < 1e-10:
-            return None
-        matrix[i], matrix[pivot] = matrix[pivot], matrix[i]
-        for k in range(n):
-            if k != i:
-                factor = matrix[k][i] / matrix[i][i]
-                matrix[k] = [a - factor * b for a, b in zip(matrix[k], matrix[i], strict=True)]
-    return [matrix[i][n] / matrix[i][i] / scale[i] for i in range(n)]
+    found = solve(matrix, lambda row, pivot: pivot < 1e-10)
+    return None if found is None else [value / s for value, s in zip(found, scale, strict=True)]

@@ -6,13 +6,13 @@ import errno
 import re
 import socket
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 from kvprobe.errors import ProbeError
 from kvprobe.formats.mooncake_config import problem_of
 from kvprobe.models.connector_needs import NEEDS, Need, Package, Port
 from kvprobe.models.connectors import ConfigState, ImportOutcome, Machine, PackageState, PortState
+from kvprobe.probes import packages
 from kvprobe.processes import WorkerJob
 from kvprobe.system import System
 
@@ -22,21 +22,9 @@ _RDMA = "/sys/class/infiniband"
 
 
 def installed(system: System) -> dict[str, str]:
-    """Distributions that connectors need, and vLLM itself -> version; found without importing them."""
-    names = sorted(
-        {d for n in NEEDS.values() for p in n.packages for d in p.distributions} | {"vllm", "torch"}
-    )
-
-    def seen() -> dict[str, str]:
-        found = {}
-        for name in names:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        return found
-
-    return dict(system.observe("packages", names, seen))
+    """Distributions that connectors need, and vLLM itself -> version."""
+    needed = {d for n in NEEDS.values() for p in n.packages for d in p.distributions}
+    return packages.installed(system, sorted(needed | {"vllm", "torch"}))
 
 
 def load(system: System, package: Package, versions: Mapping[str, str]) -> PackageState:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import resource
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvprobe.errors import ProbeError
 from kvprobe.evidence import Evidence, Origin
 from kvprobe.formats.host_environment import NAMES, PREFIXES, without_secrets
 from kvprobe.models.host import HostFacts, RdmaPort
+from kvprobe.probes.packages import installed
 from kvprobe.system import System
 
 __all__ = ["HostFacts", "RdmaPort", "look"]
@@ -39,7 +39,7 @@ def look(system: System) -> Evidence[HostFacts]:
     environment = _environment(system)
     facts = HostFacts(
         environment=environment,
-        packages=_packages(system),
+        packages=installed(system, _PACKAGES),
         rdma=_rdma(system),
         imex_channels=tuple(system.list_dir("/dev/nvidia-caps-imex-channels")),
         gpudirect_modules=tuple(
@@ -75,19 +75,6 @@ def _environment(system: System) -> dict[str, str]:
         return without_secrets(mine)
 
     return dict(system.observe("environ", "transport", seen))
-
-
-def _packages(system: System) -> dict[str, str]:
-    def seen() -> dict[str, str]:
-        found = {}
-        for name in _PACKAGES:
-            try:
-                found[name] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-        return found
-
-    return dict(system.observe("packages", list(_PACKAGES), seen))
 
 
 def _process(system: System) -> dict[str, Any]:
