@@ -11,7 +11,9 @@ from kvprobe.errors import FormatError, UsageError
 from kvprobe.evidence import AnyEvidence, Evidence, Origin
 from kvprobe.finding import Finding, Status
 from kvprobe.flows import Door, Draft
-from kvprobe.models.advice import AdviceFacts, Case
+from kvprobe.flows.case_request import CaseRequest
+from kvprobe.flows.model_layout import layout_of
+from kvprobe.models.advice import AdviceFacts
 from kvprobe.models.cost_fit import CostFit
 from kvprobe.models.descriptors import DescriptorPlan, plan
 from kvprobe.models.estimate import (
@@ -22,8 +24,9 @@ from kvprobe.models.estimate import (
     estimate_prompt,
     for_dynamo,
 )
-from kvprobe.models.kv_layout import KvLayout, LayoutOptions, resolve
+from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.links import LINKS, MEASURED
+from kvprobe.models.transfer import operation_of
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.report import decode
 from kvprobe.rules import advice as advice_rules
@@ -34,7 +37,7 @@ from kvprobe.units import format_rate
 DEFAULT_PROMPTS = (8192,)
 
 
-class EstimateRequest(msgspec.Struct, frozen=True, kw_only=True):
+class EstimateRequest(CaseRequest, frozen=True, kw_only=True):
     """What `kvprobe estimate` was asked; bytes, seconds, bytes per second."""
 
     model: str | None = None
@@ -52,14 +55,6 @@ class EstimateRequest(msgspec.Struct, frozen=True, kw_only=True):
     window: float | None = None
     vllm_version: str | None = None
     kv_buffer_device: str = "cuda"
-    ttft_slo: float | None = None
-    base_ttft: float | None = None
-    itl_slo: float | None = None
-    itl_p99: float | None = None
-    rate: float | None = None
-    turns: int | None = None
-    traffic: str | None = None
-    max_num_batched_tokens: int | None = None
     emit: str | None = None
 
 
@@ -69,16 +64,13 @@ def flow(door: Door, params: dict[str, Any]) -> Draft:
     _check(request)
     assert request.model is not None  # _check
     config = load_model_config(door.system, request.model)
-    layout = resolve(
-        config.facts,
-        LayoutOptions(
-            kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size
-        ),
+    layout = layout_of(
+        config.facts, kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, capability=None
     )  # fmt: skip
     evidence: list[AnyEvidence] = [config]
     fitted = None
     if request.fit:
-        fitted = _fit(door, request.fit, "READ" if request.connector == "pull" else "WRITE")
+        fitted = _fit(door, request.fit, operation_of(request.connector))
         evidence.append(
             Evidence(
                 id="cost-fit", kind="cost_fit", origin=Origin.READ, source=request.fit,
@@ -253,16 +245,7 @@ def _advice_facts(request: EstimateRequest, told: PromptEstimate, link: LinkSpec
         tax_seconds=told.tax.p50_seconds,
         tax_origin=Origin.ASSUMED,
         lower_bound=not told.complete or unknown_window,
-        case=Case(
-            ttft_slo_seconds=request.ttft_slo,
-            itl_slo_seconds=request.itl_slo,
-            itl_p99_seconds=request.itl_p99,
-            base_ttft_seconds=request.base_ttft,
-            requests_per_second=request.rate,
-            turns=request.turns,
-            traffic=request.traffic,
-            max_num_batched_tokens=request.max_num_batched_tokens,
-        ),
+        case=request.case,
     )
 
 

@@ -10,10 +10,11 @@ import msgspec
 from kvprobe.evidence import AnyEvidence
 from kvprobe.flows import Door
 from kvprobe.formats.nvml import Gpu, GpuFacts
+from kvprobe.models.descriptors import DescriptorPlan
 from kvprobe.models.kv_layout import KvLayout
 from kvprobe.models.ladder import Rung
 from kvprobe.models.link import link_ceiling
-from kvprobe.models.prompt_steps import JUDGED_TOKENS, POOL_SLACK, Selection, select
+from kvprobe.models.prompt_steps import JUDGED_TOKENS, POOL_SLACK, Selection, plans_of, select
 from kvprobe.models.raw_copy import raw_copy_rung
 from kvprobe.models.raw_ucx import raw_ucx_rung
 from kvprobe.models.statistics import median
@@ -25,7 +26,6 @@ from kvprobe.units import format_bytes
 
 _VRAM_BYTES = 8 * 1024**3
 _DRAM_BYTES = 4 * 1024**3
-_SPINNING_CORES = 4
 _UCX_SAMPLES = 5
 INTERRUPTED = "the run was interrupted"
 
@@ -43,6 +43,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ucx: bool = True
     """Rung 2 as well."""
 
+    @property
+    def plans(self) -> dict[int, DescriptorPlan]:
+        """Every wanted prompt length, whether or not it fits into memory."""
+        return plans_of(self.layout, self.prompt_tokens)
+
     def select(self, memory_bytes: int) -> Selection:
         """The steps that fit into ``memory_bytes`` per side."""
         return select(
@@ -57,18 +62,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def measure_gpu_pair(
     door: Door, plan: Plan, seen: GpuFacts, prefill: Gpu, decode: Gpu
 ) -> tuple[LadderFacts, list[AnyEvidence]]:
-    """Rungs 0, 1, 3 and 4 between two GPUs; what could not be measured is named in the facts."""
+    """Rungs 0 to 4 between two GPUs; what could not be measured is named in the facts."""
     subject = f"{prefill.label} -> {decode.label}"
     free = min(g.memory_free_bytes or 0 for g in (prefill, decode))
     allowed = min(plan.memory_bytes or _VRAM_BYTES, int(free * 0.9))
     selection = plan.select(allowed)
-    pair = (
-        seen.pair(decode.index, prefill.index)
-        if plan.operation == "READ"
-        else seen.pair(prefill.index, decode.index)
-    )
-    status = None if pair is None else pair.read if plan.operation == "READ" else pair.write
     accessor, owner = (decode, prefill) if plan.operation == "READ" else (prefill, decode)
+    pair = seen.pair(accessor.index, owner.index)
     ceiling = link_ceiling(accessor, pair, owner, access=plan.operation.lower())
     size = selection.plans[JUDGED_TOKENS].bytes
     link = Rung(
@@ -92,7 +92,7 @@ def measure_gpu_pair(
         operation=plan.operation,
         rungs=(link, *climbed.rungs),
         transfer=climbed.transfer,
-        promised_p2p=None if status in (None, "U") else status == "OK",
+        promised_p2p=seen.promises(prefill.index, decode.index, plan.operation),
         busy=_busy(door.policy, prefill, decode),
         reduced=reduced,
         reduced_remedy=remedy,
@@ -107,9 +107,7 @@ def measure_dram(door: Door, plan: Plan) -> tuple[LadderFacts, list[AnyEvidence]
     available = seen.facts.memory_available_bytes
     allowed = min(plan.memory_bytes or _DRAM_BYTES, available // 4)
     selection = plan.select(allowed)
-    # Each NIXL progress thread spins a core; with fewer cores than spinners it costs 3 to 4 times the bandwidth.
-    spin = seen.facts.cores >= _SPINNING_CORES
-    setup = msgspec.structs.replace(plan.setup, memory="dram", progress_thread=spin)
+    setup = msgspec.structs.replace(plan.setup, memory="dram", progress_thread=seen.facts.progress_thread)
     climbed = _climb(door, plan, selection, setup, allowed, "dram")
     reduced, remedy = _reduced(door, selection, climbed.transfer, allowed, available)
     facts = LadderFacts(

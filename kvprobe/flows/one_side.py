@@ -18,7 +18,6 @@ from kvprobe.units import format_bytes
 
 _DRAM_BYTES = 4 * 1024**3
 _VRAM_BYTES = 8 * 1024**3
-_SPINNING_CORES = 4
 
 
 def token_of(system: System, file: str | None) -> str:
@@ -48,7 +47,7 @@ def connecting_side(door: Door, request: TransferRequest) -> tuple[Setup, str | 
     base = setup_of(request)
     room = capacity.look(door.system)
     if request.memory == "dram":
-        spin = room.facts.cores >= _SPINNING_CORES
+        spin = room.facts.progress_thread
         return msgspec.structs.replace(base, memory="dram", progress_thread=spin), None, [room]
     seen = gpus.look(door.system)
     gpu = seen.facts.cuda_gpu(request.decode_gpu)
@@ -63,7 +62,7 @@ def lending(door: Door, prefill_gpu: int, max_memory: int | None, memory: str) -
     room = capacity.look(door.system).facts
     dram = min(max_memory or _DRAM_BYTES, room.memory_available_bytes // 4)
     told = Lending(
-        dram_bytes=dram, progress_thread=room.cores >= _SPINNING_CORES, no_gpu="--memory dram was given there"
+        dram_bytes=dram, progress_thread=room.progress_thread, no_gpu="--memory dram was given there"
     )
     if memory == "dram":
         return told, None

@@ -73,7 +73,7 @@ def diagnose_ladder(
     series = next((s for n in lengths if run and (s := run.find(plan.operation, "shuffled", n))), None)
     if run is None or series is None:
         return None, []
-    planned = plan.select(2**62).plans[series.prompt_tokens]
+    planned = plan.plans[series.prompt_tokens]
     found, evidence = diagnose(door, run.setup, planned, series, budget_seconds=budget_seconds)
     return describe(found), evidence
 

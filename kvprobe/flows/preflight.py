@@ -176,7 +176,7 @@ class _Preflight:
 
     def _upper(self, facts: LadderFacts) -> LadderFacts:
         """Rungs 5 and 6, where the user gave something to read them from."""
-        request, size = self.request, self.plan.select(2**62).plans[JUDGED_TOKENS].bytes
+        request, size = self.request, self.plan.plans[JUDGED_TOKENS].bytes
         rungs = list(facts.rungs)
         try:
             if request.decode_log:

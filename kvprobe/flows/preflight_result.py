@@ -14,7 +14,6 @@ from kvprobe.rules.ladder_facts import LadderFacts
 
 
 def kv_result(layout: KvLayout, plan: Plan) -> dict[str, Any]:
-    plans = plan.select(2**62).plans
     return {
         "bytes_per_token": msgspec.to_builtins(layout.bytes_per_token),
         "kv_cache_dtype": layout.kv_cache_dtype,
@@ -27,7 +26,7 @@ def kv_result(layout: KvLayout, plan: Plan) -> dict[str, Any]:
                 "descriptors": p.descriptors,
                 "descriptor_bytes": p.bytes // max(1, p.descriptors),
             }
-            for n, p in sorted(plans.items())
+            for n, p in plan.plans.items()
         ],
     }
 

@@ -35,7 +35,7 @@ def tax_estimates(
         return {}
     fitted = run.fit(plan.operation)
     found: dict[int, TaxEstimate] = {}
-    for tokens, planned in sorted(plan.select(2**62).plans.items()):
+    for tokens, planned in plan.plans.items():
         series = run.find(plan.operation, "shuffled", tokens)
         if series is not None and series.median_seconds is not None:
             seconds, origin = series.median_seconds, Origin.MEASURED
@@ -62,7 +62,7 @@ def tax_estimates(
 
 def tax_rows(plan: Plan, estimates: Mapping[int, TaxEstimate]) -> list[dict[str, Any]]:
     """``result.tax``, shortest prompt first."""
-    plans = plan.select(2**62).plans
+    plans = plan.plans
     rows = []
     for tokens, estimate in estimates.items():
         moved = next(t for t in estimate.terms if t.name == "transfer")

@@ -10,9 +10,10 @@ from kvprobe.errors import ProbeError, UsageError
 from kvprobe.evidence import AnyEvidence
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import progress_of
+from kvprobe.flows.model_layout import layout_of
 from kvprobe.flows.transfer import TransferRequest, setup_of
 from kvprobe.models.descriptors import DescriptorPlan, plan
-from kvprobe.models.kv_layout import LayoutOptions, ModelConfig, Refused, resolve
+from kvprobe.models.kv_layout import ModelConfig, Refused
 from kvprobe.models.ranks import RankRead, RanksRun, pair
 from kvprobe.models.statistics import median
 from kvprobe.models.transfer import Setup
@@ -142,13 +143,12 @@ def _paired(
     prefill_tp: int,
 ) -> tuple[tuple[tuple[RankRead, ...], ...], tuple[tuple[int, int], ...]]:
     """The reads of each decode rank, and blocks moved and registered of each group. Raises ProbeError."""
-    arch = f"sm{capability.replace('.', '')}" if capability else None
 
     def planned(tp: int) -> DescriptorPlan:
-        options = LayoutOptions(
-            kv_cache_dtype=request.kv_cache_dtype, tp=tp, block_size=request.block_size, gpu_arch=arch
-        )
-        return plan(resolve(config, options), tokens)
+        layout = layout_of(
+            config, kv_cache_dtype=request.kv_cache_dtype, tp=tp, block_size=request.block_size, capability=capability
+        )  # fmt: skip
+        return plan(layout, tokens)
 
     try:
         decode = planned(decode_tp)

@@ -13,12 +13,13 @@ from kvprobe.flows import Door, Draft
 from kvprobe.flows.diagnose import describe, diagnose
 from kvprobe.flows.ladder import progress_of
 from kvprobe.flows.model_layout import layout_of
+from kvprobe.flows.pair_setup import placed
 from kvprobe.flows.transfer_result import transfer_result
 from kvprobe.models.concurrency import levels
 from kvprobe.models.descriptors import DescriptorPlan, TransferGroup, plan
 from kvprobe.models.prompt_steps import step_groups
 from kvprobe.models.transfer import Setup, Step
-from kvprobe.probes import capacity, gpus, host, transfer
+from kvprobe.probes import gpus, host, transfer
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.concurrency import RULES as CONCURRENCY_RULES
@@ -62,7 +63,9 @@ class TransferRequest(msgspec.Struct, frozen=True, kw_only=True):
 def measure_transfer(door: Door, params: dict[str, Any]) -> Draft:
     """Measure the asked series on one pair. Raises UsageError and ProbeError."""
     request = msgspec.convert(params, TransferRequest, strict=False)
-    setup, capability, evidence = set_up(door, request)
+    setup, capability, evidence = placed(
+        door, setup_of(request), memory=request.memory, prefill_gpu=request.prefill_gpu, decode_gpu=request.decode_gpu
+    )  # fmt: skip
     plans, config = plans_of(door, request, capability)
     if config is not None:
         evidence.append(config)
@@ -132,32 +135,12 @@ def setup_of(request: TransferRequest) -> Setup:
     )  # fmt: skip
 
 
-def set_up(door: Door, request: TransferRequest) -> tuple[Setup, str | None, list[AnyEvidence]]:
-    """The set-up, and the compute capability of the decode GPU (None: host memory)."""
-    base = setup_of(request)
-    if request.memory == "dram":
-        room = capacity.look(door.system)
-        return (
-            msgspec.structs.replace(base, memory="dram", progress_thread=room.facts.cores >= 4),
-            None,
-            [room],
-        )
-    seen = gpus.look(door.system)
-    prefill, decode = gpus.require_pair(seen.facts, request.prefill_gpu, request.decode_gpu)
-    setup = msgspec.structs.replace(base, memory="vram", prefill_gpu=prefill.index, decode_gpu=decode.index)
-    return setup, decode.compute_capability, [seen]
-
-
 def promised(evidence: list[AnyEvidence], setup: Setup, operation: str) -> bool | None:
     """Whether the topology says OK for the deciding direction of this pair; None: not known."""
     found = next((e.facts for e in evidence if e.kind == "gpus"), None)
     if not isinstance(found, gpus.GpuFacts):
         return None
-    pull = operation == "READ"
-    accessor, owner = (setup.decode_gpu, setup.prefill_gpu) if pull else (setup.prefill_gpu, setup.decode_gpu)
-    pair = found.pair(accessor, owner)
-    status = None if pair is None else pair.read if pull else pair.write
-    return None if status in (None, "U") else status == "OK"
+    return found.promises(setup.prefill_gpu, setup.decode_gpu, operation)
 
 
 def plans_of(

@@ -12,15 +12,16 @@ from kvprobe.evidence import AnyEvidence
 from kvprobe.flows import Door, Draft
 from kvprobe.flows.ladder import progress_of
 from kvprobe.flows.model_layout import layout_of
+from kvprobe.flows.pair_setup import placed
 from kvprobe.flows.tune_result import result_of
 from kvprobe.models.descriptors import plan
 from kvprobe.models.experiments import WATCHED
 from kvprobe.models.kv_layout import KvLayout, ModelConfig, Refused, resolve
 from kvprobe.models.prompt_steps import step_groups
-from kvprobe.models.transfer import Setup, Step
+from kvprobe.models.transfer import Setup, Step, operation_of
 from kvprobe.models.tuning import BLOCK_SIZES, Cut, Planned, Way, cuts, promising_first, ways
 from kvprobe.models.tuning_rank import Candidate, candidate_of, winner
-from kvprobe.probes import capacity, gpus, transfer
+from kvprobe.probes import transfer
 from kvprobe.probes.model_config import load_model_config
 from kvprobe.rules.base import run_rules
 from kvprobe.rules.tuning import RULES, TuneFacts
@@ -61,11 +62,13 @@ def tune(door: Door, params: dict[str, Any]) -> Draft:
             "tune needs --model.", "A name such as Qwen/Qwen2.5-7B-Instruct, a directory or a config.json."
         )
     config = load_model_config(door.system, request.model)
-    setup, where, evidence = _setup(door, request)
+    setup, where, evidence = placed(
+        door, Setup(), memory=request.memory, prefill_gpu=request.prefill_gpu, decode_gpu=request.decode_gpu
+    )
     layout = layout_of(
         config.facts, kv_cache_dtype=request.kv_cache_dtype, tp=request.tp, block_size=request.block_size, capability=where
     )  # fmt: skip
-    operation = "READ" if request.connector == "pull" else "WRITE"
+    operation = operation_of(request.connector)
     listed = cuts(
         layout, _plans(config.facts, layout, request), request.vllm_version, allow_dtype=request.allow_fp8
     )
@@ -182,20 +185,6 @@ class _Sweep:
             for step, cut in zip(steps, listed, strict=True)
             if (series := next((s for s in seen.facts.series if s.id == step.id and s.seconds), None))
         ]
-
-
-def _setup(door: Door, request: TuneRequest) -> tuple[Setup, str | None, list[AnyEvidence]]:
-    """The set-up of what runs now, and the compute capability of the decode GPU."""
-    if request.memory != "dram":
-        seen = gpus.look(door.system)
-        prefill, decode = gpus.require_pair(seen.facts, request.prefill_gpu, request.decode_gpu)
-        return (
-            Setup(memory="vram", prefill_gpu=prefill.index, decode_gpu=decode.index),
-            decode.compute_capability,
-            [seen],
-        )
-    room = capacity.look(door.system)
-    return Setup(memory="dram", progress_thread=room.facts.cores >= 4), None, [room]
 
 
 def _plans(config: ModelConfig, layout: KvLayout, request: TuneRequest) -> list[Planned]:

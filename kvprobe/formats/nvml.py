@@ -81,6 +81,10 @@ class PairFacts(msgspec.Struct, frozen=True, kw_only=True):
     nvlinks: int | None = None
     """Links between the two: all active ones through a switch; None if the driver does not name the other end."""
 
+    def access(self, operation: str) -> str:
+        """The word for ``a`` that READs, or WRITEs, the memory of ``b``."""
+        return self.read if operation == "READ" else self.write
+
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """All GPUs and all ordered pairs."""
@@ -98,6 +102,12 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     def pair(self, a: int, b: int) -> PairFacts | None:
         """What ``a`` may do with ``b``, by nvidia-smi index; None if there is no such pair."""
         return next((p for p in self.pairs if (p.a, p.b) == (a, b)), None)
+
+    def promises(self, prefill: int, decode: int, operation: str) -> bool | None:
+        """Whether P2P is OK for the side that moves the bytes (READ: decode, WRITE: prefill); None: not known."""
+        pair = self.pair(decode, prefill) if operation == "READ" else self.pair(prefill, decode)
+        word = pair.access(operation) if pair else "U"
+        return None if word == "U" else word == "OK"
 
     def gpu(self, index: int) -> Gpu | None:
         """By nvidia-smi index."""

@@ -41,7 +41,7 @@ def link_ceiling(
     NVLink where the pair has it, else PCIe, else the way through host memory. PCIe counts with its maximal
     generation (the current one drops at idle) and its current width (a lost lane stays lost).
     """
-    status = "U" if pair is None else pair.read if access == "read" else pair.write
+    status = "U" if pair is None else pair.access(access.upper())
     if pair is not None and status == "OK" and pair.nvlink == "OK" and gpu.nvlinks.active:
         return _nvlink(gpu, pair)
     sides = [g for g in (gpu, peer) if g is not None]

@@ -40,6 +40,11 @@ def pool_bytes(planned: DescriptorPlan) -> int:
     return int(planned.bytes * POOL_SLACK)
 
 
+def plans_of(layout: KvLayout, prompt_tokens: Sequence[int]) -> dict[int, DescriptorPlan]:
+    """The usual prompt lengths and the wanted ones, shortest first."""
+    return {n: plan(layout, n) for n in sorted({*LENGTHS, *prompt_tokens})}
+
+
 def select(
     layout: KvLayout,
     prompt_tokens: Sequence[int],
@@ -54,9 +59,8 @@ def select(
     The shortest shuffled series comes first: it takes UCX's wire-up, which is first contact and not the cost of
     a prompt. The judged length follows, then the rest, the longest last.
     """
-    wanted = sorted({*LENGTHS, *prompt_tokens})
-    plans = {n: plan(layout, n) for n in wanted}
-    fitting = [n for n in wanted if pool_bytes(plans[n]) <= memory_bytes]
+    plans = plans_of(layout, prompt_tokens)
+    fitting = [n for n in plans if pool_bytes(plans[n]) <= memory_bytes]
     judged = JUDGED_TOKENS if JUDGED_TOKENS in fitting else max(fitting, default=0)
     other = "WRITE" if operation == "READ" else "READ"
     order: list[tuple[str, str, int]] = []
@@ -86,6 +90,6 @@ def select(
     return Selection(
         steps=tuple(steps),
         plans=plans,
-        left_out=tuple(n for n in wanted if n not in fitting),
+        left_out=tuple(n for n in plans if n not in fitting),
         needed_bytes=max((pool_bytes(plans[n]) for n in fitting), default=0),
     )

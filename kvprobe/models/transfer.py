@@ -12,6 +12,11 @@ VLLM_BACKEND = {"num_threads": "4"}
 """vLLM 0.33's UCX backend parameters (kv_connector_extra_config num_threads, default 4)."""
 
 
+def operation_of(connector: str) -> str:
+    """``pull``: decode READs; ``push``: prefill WRITEs."""
+    return "READ" if connector == "pull" else "WRITE"
+
+
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """How the two sides run."""
 

@@ -11,12 +11,22 @@ import psutil
 from kvprobe.evidence import Evidence, Origin
 from kvprobe.system import System
 
+_SPINNING_CORES = 4
+
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Of this process: its CPU affinity, and the memory that can be had without swapping."""
 
     cores: int
     memory_available_bytes: int
+
+    @property
+    def progress_thread(self) -> bool:
+        """Whether NIXL may keep its progress threads in host memory, as vLLM has them.
+
+        Each one spins a core; with fewer cores than spinners it costs 3 to 4 times the bandwidth.
+        """
+        return self.cores >= _SPINNING_CORES
 
 
 def look(system: System) -> Evidence[Capacity]:
